@@ -202,13 +202,6 @@ def test_what_may_not_be_meant_is_noted_with_its_count(tiny, tmp_path, capsys, m
     assert f"\n{note}" in capsys.readouterr().out
 
 
-def test_characters_of_several_bytes_are_shown_whole(tiny, tmp_path, capsys):
-    rows = [{"prompt": f"为什么 {i}?", "chosen": " 😀 مرحبا é", "rejected": " no"} for i in range(8)]
-    assert not main(["data", str(write(tmp_path / "rows.jsonl", rows)), "--model", tiny.model, "--rows", "1"])
-    text = capsys.readouterr().out
-    assert "\ufffd" not in text and all(character in text for character in "为什么😀مرحبا")
-
-
 # Rows that an earlier stage has split
 
 

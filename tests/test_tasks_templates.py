@@ -88,9 +88,9 @@ BAD = [
     ("not_text", GOOD | {"chosen": 3}, "'chosen' is not text but int"),
     ("not_text", GOOD | {"rejected": " x\ud83d"}, "'rejected' has half a surrogate pair at character 3"),
     ("empty_prompt", GOOD | {"prompt": "\n\nAssistant:"}, "the prompt is empty"),
-    ("equal_pair", GOOD | {"rejected": "Because.\n"}, "'chosen' and 'rejected' are equal"),
     ("no_shared_turn", APART, "'chosen' and 'rejected' share no"),
     ("empty_response", GOOD | {"chosen": " "}, ""),  # in the published data: dropped in any case
+    ("equal_pair", GOOD | {"rejected": "Because.\n"}, ""),
 ]
 
 

@@ -216,8 +216,7 @@ def _column(task: Task, column: str) -> list[str]:
 def _marks(texts: Iterable[str], tokenizer, are_tokens: bool) -> list[str]:
     """Return the first mark of a chat template in each text that has one; the tokenizer's own may be tokens."""
     added = tokenizer.added_tokens_decoder.values()
-    special = [re.escape(token.content) for token in added if token.special]
-    pattern = re.compile("|".join([MARKS, *special]))
+    pattern = re.compile("|".join([MARKS, *(re.escape(token.content) for token in added if token.special)]))
     tokens = {token.content for token in added} if are_tokens else set()
     found = ([mark for mark in pattern.findall(text) if mark not in tokens] for text in texts)
     return [marks[0].strip() for marks in found if marks]

@@ -1,6 +1,6 @@
 """What a run would read: a few rows as tokens, counts, lengths and notes, for `marlhf data`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -71,15 +71,4 @@ def _answer(row: dict, side: str, tokenizer, limit: int) -> Iterator[str]:
 
 
 def _line(name: str, ids: list[int], tokenizer) -> str:
-    return f"{name} ({len(ids)}): |{'|'.join(_pieces(ids, tokenizer))}|"
-
-
-def _pieces(ids: Sequence[int], tokenizer) -> list[str]:
-    """Return the text of each token; at most four tokens that are single bytes of one character are one piece."""
-    pieces, start = [], 0
-    for end in range(1, len(ids) + 1):
-        text = tokenizer.decode(ids[start:end])
-        if not text.endswith("\ufffd") or end - start == 4 or end == len(ids):
-            pieces.append(repr(text)[1:-1])
-            start = end
-    return pieces
+    return f"{name} ({len(ids)}): |{'|'.join(repr(tokenizer.decode([i]))[1:-1] for i in ids)}|"

@@ -17,7 +17,7 @@ from marlhf_lite.tasks.embedded import EMBEDDED, load_embedded
 from marlhf_lite.tasks.files import SUFFIXES, read_file
 from marlhf_lite.tasks.paper_datasets import HUB, form_of
 from marlhf_lite.tasks.prompts import RowColumns
-from marlhf_lite.tasks.shapes import LABELS, ONLY_TEXTS, TRUTHS, columns_of, rename, to_preferences
+from marlhf_lite.tasks.shapes import ONLY_TEXTS, columns_of, rename, to_preferences
 from marlhf_lite.tasks.splits import Task, check_part, draw, make_task
 from marlhf_lite.tasks.templates import Form
 from marlhf_lite.tasks.tokenization import encode_prompts
@@ -59,15 +59,19 @@ def load_task(
     `Task.counts` has `read`, `kept`, the reasons of `to_preferences`, the size of each part, and two reasons for rows
     that were kept but not used: `beyond_size` and `prompt_in_test`. Raises `InputError` for every fault.
     """
+    for_texts = "text" if chat and chat.choice == "text" else ""
     if dataset in EMBEDDED:
-        _refuse(where | {"chat_template": _of_texts(chat)}, f"{dataset} is embedded and")
+        _refuse(where | {"chat_template": for_texts}, f"{dataset} is embedded and")
         for one in asked:
             one.choose(())  # rows of embedded data have no other columns
         return load_embedded(dataset, size, seed, part)
     # 1. Find the rows, their form, and what writes their prompts.
     rows, test, splits = find_rows(dataset, **where)
-    form = _form(dataset, rows, where, chat)
-    chats = bool(chat and form.name) and (bool(_of_texts(chat)) or _has_chats(rows, form))
+    has_own = dataset in HUB and not any(where.values())  # else the user says where the rows are
+    form = HUB[dataset][0] if has_own else form_of(columns_of(rows), where.get("columns", ""))
+    if not form.name:
+        _refuse({"chat_template": for_texts}, f"{dataset}, whose prompts have a fixed form,")
+    chats = bool(chat and form.name) and (bool(for_texts) or _has_chats(rows, form))
     check_part(dataset, part, form.parts)
     form = _with_columns(form, rows, asked)
     # 2. Count the test rows: a separate test set gives as many as would be held out without it.
@@ -101,36 +105,10 @@ def _with_columns(form: Form, rows: Iterable[dict], asked: Sequence[RowColumns])
     return replace(form, row=row, needed=tuple(name for name in row if any(name in one.needed for one in asked)))
 
 
-def _form(dataset: str, rows: Iterable[dict], where: Mapping[str, str], chat: Chat | None) -> Form:
-    """Return the form of the rows: that of the name on the hub, unless the user says where its rows are.
-
-    It reads a label only if all its values are true or false. Raises `InputError` for a chat template that is to write
-    texts whose prompts have a fixed form.
-    """
-    has_own = dataset in HUB and not any(where.values())
-    form = HUB[dataset][0] if has_own else form_of(columns_of(rows), where.get("columns", ""))
-    if not form.name:
-        _refuse({"chat_template": _of_texts(chat)}, f"{dataset}, whose prompts have a fixed form,")
-    present = set(columns_of(rows))
-    others = [name for name in LABELS if name in form.optional and name in present and _words(rows, name) - set(TRUTHS)]
-    return replace(form, optional=tuple(name for name in form.optional if name not in others))
-
-
-def _words(rows: Iterable[dict], column: str) -> set[str]:
-    """Return the values of a column as words."""
-    values = rows[column] if isinstance(rows, datasets.Dataset) else (row.get(column, "") for row in rows)
-    return {str(value).strip().lower() for value in values}
-
-
 def _refuse(where: Mapping[str, str], what: str) -> None:
     for name, value in where.items():
         if value:
             raise InputError(f"--{name} {value}: {what} has none: leave it out")
-
-
-def _of_texts(chat: Chat | None) -> str:
-    """Return the choice of a chat template that writes texts, too; else an empty text."""
-    return chat.choice if chat and chat.choice == "text" else ""
 
 
 def _convert(rows, source: str, convert: Callable, *, form: Form, template, bad_rows: str):

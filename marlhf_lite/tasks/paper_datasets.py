@@ -7,7 +7,6 @@ with Parquet files that the hub keeps for each data set. The columns identify a 
 import json
 import math
 from collections.abc import Collection
-from dataclasses import replace
 
 from marlhf_lite.tasks import shapes, templates
 from marlhf_lite.tasks.templates import WITHOUT_PAIRS, BadRow, Form
@@ -120,10 +119,8 @@ def _json(row: dict, column: str, empty: dict | list):
     return value
 
 
-TLDR = Form(("info", "summaries", "choice"), tldr_row, ("equal_pair",), parts={"cnn_dm": cnn_dm_row})
-WEBGPT = Form(
-    ("question", "answer_0", "answer_1", "score_0", "score_1"), webgpt_row, ("equal_pair",), test_fraction=0.05
-)
+TLDR = Form(("info", "summaries", "choice"), tldr_row, parts={"cnn_dm": cnn_dm_row})
+WEBGPT = Form(("question", "answer_0", "answer_1", "score_0", "score_1"), webgpt_row, test_fraction=0.05)
 APPS = Form(
     ("question", "solutions", "input_output", "difficulty", "starter_code"), apps_row,
     convert_test=apps_test_row, fractions=WITHOUT_PAIRS,
@@ -138,7 +135,7 @@ def _parquet(folder: str, form: Form) -> tuple[Form, dict]:
 # Name of a data set on the hub -> the form of its rows, and the arguments of `datasets.load_dataset` after the name.
 HUB: dict[str, tuple[Form, dict]] = {
     "openai/summarize_from_feedback": _parquet("comparisons", TLDR),
-    "Dahoas/full-hh-rlhf": (replace(shapes.PAIRS, known=("equal_pair",)), {}),
+    "Dahoas/full-hh-rlhf": (shapes.PAIRS, {}),
     "openai/webgpt_comparisons": _parquet("default", WEBGPT),
     "codeparrot/apps": _parquet("all", APPS),
 }

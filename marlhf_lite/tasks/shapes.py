@@ -23,8 +23,6 @@ INSTRUCTIONS = ("instruction", "question", "query")  # names of prompts that may
 PROMPT_NAMES = ("prompt", *INSTRUCTIONS, "input", "context_messages")
 ANSWER_NAMES = ("completion", "response", "output", "answer")
 LABELS = ("label", "kto_tag")  # in the data of KTO: whether to learn an answer
-FALSE = ("false", "0", "0.0", "no")
-TRUTHS = (*FALSE, "true", "1", "1.0", "yes", "none", "")  # a column with other values, such as classes, is not read
 TARGETS = (*COLUMNS, "completion", "messages", "system")  # what `--columns` may name
 _MARKS = {"user": HUMAN, "assistant": ASSISTANT}
 _ROLES = {"human": "user", "prompter": "user", **dict.fromkeys(("gpt", "model", "bot", "ai"), "assistant")}
@@ -32,7 +30,6 @@ _ROLES = {"human": "user", "prompter": "user", **dict.fromkeys(("gpt", "model", 
 _NEAR = re.compile(
     r"(?i)chosen|reject|prefer|winner|loser|better|worse|(response|answer|completion|output|ref)s?_?([abjk\d]|good|bad)$"
 )
-_REST = 1000  # rows to try before all count as faulty
 ONLY_TEXTS = "only texts"  # the template of data with mostly texts, whose other rows would need a chat template
 Turns = list[dict[str, str]]
 
@@ -74,8 +71,11 @@ def _texts(row: Mapping, sides: Sequence[str]) -> Mapping:
 
 def _answered(row: Mapping, template: str | Chat = "paper") -> dict[str, str]:
     """Convert a prompt and its answer, or messages that end with the answer."""
-    if bad := next((name for name in LABELS if str(row.get(name)).strip().lower() in FALSE), ""):
-        raise BadRow("labelled_false", f"{bad!r} is {row[bad]}: an answer to avoid")
+    for name in LABELS:
+        if (label := str(row.get(name, True)).strip().lower()) == "false":
+            raise BadRow("labelled_false", f"{name!r} is false: an answer to avoid")
+        if label != "true":
+            raise BadRow("bad_label", f"{name!r} is {row[name]!r}, not true or false: rename a column of classes")
     return _row(row, template, ("completion",))
 
 
@@ -270,15 +270,14 @@ def to_preferences(
     dicts of strings, answers for SFT `{"prompt", "chosen"}`, only prompts `{"prompt"}`. White space at the end of a
     response is stripped, since the end-of-sequence token follows it; the rest stays unchanged.
 
-    Rows with a fault of `DROPPED` or of `form.known` are dropped and counted by reason. Any other bad row raises
-    `InputError` that names `source` and the row; with `bad_rows="drop"` it is dropped and counted, too:
-    `missing_column`, `not_text`, `bad_chat`, `no_shared_turn`, `empty_prompt`, `equal_pair`. `counts` also has `read`
-    and `kept`. A column that all rows lack, answers that repeat their prompts, or no row left always raise
-    `InputError`.
+    Rows with a fault of `DROPPED` are dropped and counted by reason. Any other bad row raises `InputError` that names
+    `source` and the row; with `bad_rows="drop"` it is dropped and counted, too: `missing_column`, `not_text`,
+    `bad_chat`, `no_shared_turn`, `empty_prompt`. `counts` also has `read` and `kept`. A column that all rows lack,
+    answers that repeat their prompts, or no row left always raise `InputError`.
     """
     form = form or shape_of(columns_of(rows))
     _check_columns(rows, source, form)
-    kept, counts, fault = [], Counter(read=0), ""
+    kept, counts = [], Counter(read=0)
     for number, row in enumerate(rows, start=1):
         counts["read"] += 1
         try:
@@ -288,13 +287,10 @@ def to_preferences(
             kept.append(form.convert(_named(row, form)) | _carried(row, form))
         except BadRow as bad:
             counts[bad.reason] += 1
-            if bad_rows == "error" and bad.reason not in (*DROPPED, *form.known):
+            if bad_rows == "error" and bad.reason not in DROPPED:
                 text = re.sub(r"'(\w+)'", lambda name: repr(form.names.get(name[1], name[1])), str(bad))
-                fault = fault or f"row {number}: {text}: correct or delete the row"
-        if fault and (kept or number > _REST):
-            break
-    if fault:
-        raise InputError(f"{source}: {fault}{', or drop such rows with --bad_rows drop' if kept else ''}")
+                fix = "correct or delete the row, or drop such rows with --bad_rows drop"
+                raise InputError(f"{source}: row {number}: {text}: {fix}") from None
     if not kept:
         dropped = ", ".join(f"{reason} {n}" for reason, n in counts.items() if reason != "read") or "no rows"
         raise InputError(f"{source}: no row can be used ({dropped}): give at least one whole row")

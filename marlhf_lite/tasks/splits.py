@@ -69,8 +69,6 @@ def split_rows(
     """
     seen = {_key(row) for row in test or ()}
     rows = [row for row in rows if _key(row) not in seen]
-    if test is not None and not rows:
-        raise InputError("the test part has the prompts of all other rows: give other rows to one of them")
     sizes = _sizes(len(rows), fractions, test_fraction if test is None else 0)
     parts = _divide([_key(row) for row in rows], sizes, seed)
     table = datasets.Dataset.from_list(rows)
@@ -91,12 +89,9 @@ def make_task(
 ) -> Task:
     """Return the task of these rows, split by `split_rows(**options)`; `counts`: rows read, kept and dropped.
 
-    Raises `InputError`, which names the task, if rows are too few.
+    Raises `InputError` if rows are too few.
     """
-    try:
-        splits = split_rows(rows, seed, **options)
-    except InputError as error:
-        raise InputError(f"{name}: {error}") from None
+    splits = split_rows(rows, seed, **options)
     used, sizes = len(rows) + len(options.get("test") or ()), {part: len(split) for part, split in splits.items()}
     counts = dict(counts or {"read": used, "kept": used})
     unused = {"beyond_size": counts["kept"] - used, "prompt_in_test": used - sum(sizes.values())}

@@ -16,7 +16,7 @@ ASSISTANT = "\n\nAssistant:"
 COLUMNS = ("prompt", "chosen", "rejected")
 WITHOUT_PAIRS = (0.2, 0.0, 0.8)  # shares of sft, rm and ppo if no pairs train a reward model
 # Faults of published data, and rows that a task does not use: always dropped, and counted by these names.
-DROPPED = ("empty_response", "human_last", "labelled_false", "tie", "no_solution", "cnn_dm", "post")
+DROPPED = ("empty_response", "equal_pair", "human_last", "labelled_false", "tie", "no_solution", "cnn_dm", "post")
 
 _CITATION = r"\[\d+(?:[ \t]*[,;–-][ \t]*\d+)*\]"
 # At the start of a line the space after the citation goes, elsewhere the space before it: one space stays.
@@ -113,7 +113,6 @@ class Form:
 
     columns: tuple[str, ...]  # every row has them
     convert: Callable[..., dict]
-    known: tuple[str, ...] = ()  # further faults of its published data, beyond `DROPPED`
     convert_test: Callable[..., dict] | None = None  # for the rows of a separate test set, if it differs
     fractions: tuple[float, float, float] = (0.2, 0.4, 0.4)  # sft, rm, ppo
     test_fraction: float = 0.1  # held out without a separate test set
