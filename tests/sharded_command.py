@@ -19,11 +19,11 @@ from one_update import sharding
 from trl import GRPOTrainer, RLOOTrainer
 
 from marlhf_lite.cli import main
-from marlhf_lite.training.callbacks import ProgressBar
+from marlhf_lite.training.callbacks import Recorder
 
 # Of a process that no launcher started.
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-plain_start, plain_end = Accelerator.__init__, ProgressBar.on_step_end
+plain_start, plain_end = Accelerator.__init__, Recorder.on_step_end
 
 
 def sharded_start(self, *args, **kwargs):
@@ -58,8 +58,8 @@ def give_responses(trainer):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     os.environ.update({name: os.environ.get(name, value) for name, value in ALONE.items()})
-    Accelerator.__init__, ProgressBar.on_step_end = sharded_start, end_of_step
-    ProgressBar.on_substep_end = end_of_pass
+    Accelerator.__init__, Recorder.on_step_end = sharded_start, end_of_step
+    Recorder.on_substep_end = end_of_pass
     Accelerator()
     status, words = 0, sys.argv[1:]
     while words and not status:

@@ -11,7 +11,7 @@ from accelerate.state import GradientState
 from conftest import fails
 from safetensors.torch import load_file
 
-from marlhf_lite.config.options import DataConfig, RewardModelConfig, SFTStageConfig
+from marlhf_lite.config.options import DataConfig, RewardModelConfig, SFTStageConfig, TrainerConfig
 from marlhf_lite.models.loading import load_policy, load_tokenizer, new_policy, new_reward_model
 from marlhf_lite.tasks.answers import encode_responses
 from marlhf_lite.tasks.tokenization import encode_prompts
@@ -239,13 +239,20 @@ def test_half_the_rows_a_pass_learn_the_same(with_little_memory, stage):
         assert moved < 1e-3  # rounding, which Adam makes larger where a gradient is near 0; a step is 1e-2
 
 
-def test_a_pass_takes_the_most_rows_that_divide_a_step(monkeypatch):
-    """Within what is asked for, 0 for no limit; a step that processes cannot share is refused."""
-    given = [(32, 4), (6, 4), (2, 4), (7, 4), (32, 0)]
-    assert [trl_trainers.split_batch(*x, "--b") for x in given] == [(4, 8), (3, 2), (2, 1), (1, 7), (32, 1)]
+@pytest.mark.parametrize(
+    ("batch", "asked", "split"), [(32, 4, (4, 8)), (6, 4, (3, 2)), (7, 4, (1, 7)), (32, 0, (32, 1))]
+)
+def test_a_pass_takes_the_most_rows_that_divide_a_step(batch, asked, split, tmp_path):
+    """Within what is asked for, 0 for no limit."""
+    passes = TrainerConfig(per_device_train_batch_size=asked)
+    found = trl_trainers.stage_arguments(tmp_path, 0, SFTStageConfig(sft_batch_size=batch), passes, "sft")
+    assert (found["per_device_train_batch_size"], found["gradient_accumulation_steps"]) == split
+
+
+def test_a_step_that_processes_cannot_share_is_refused(monkeypatch):
     monkeypatch.setattr(trl_trainers, "PartialState", lambda: SimpleNamespace(num_processes=4))
-    assert trl_trainers.split_batch(24, 4, "--b") == (3, 2)
-    fails(lambda: trl_trainers.split_batch(6, 4, "--sft_batch_size"), "--sft_batch_size 6: 4 processes")
+    trl_trainers.check_batches(SFTStageConfig(sft_batch_size=24))
+    fails(lambda: trl_trainers.check_batches(SFTStageConfig(sft_batch_size=6)), "--sft_batch_size 6: 4 processes")
 
 
 def test_one_row_that_does_not_fit_is_one_line(with_little_memory):

@@ -38,7 +38,7 @@ from marlhf_lite.models.loading import build_models, load_policy, load_score_mod
 from marlhf_lite.tasks.prompts import prompts_of
 from marlhf_lite.training.callbacks import LOG_POSITIONS, Recorder
 from marlhf_lite.training.checkpoint import rewind_run
-from marlhf_lite.training.distributed import gathered_outside_layers, is_sharded, whole_weights
+from marlhf_lite.training.distributed import gathered_outside_layers
 from marlhf_lite.training.logging import RunLogger
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.reward_model import pair_accuracy, train_reward_model
@@ -46,10 +46,16 @@ from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Rollout, nonfinite_probabilities_refused
 from marlhf_lite.training.sft import train_sft
 from marlhf_lite.training.trackers import make_accelerator
-from marlhf_lite.training.trl_trainers import check_checkpoint, checkpoint_to_resume, step_of, train_with_bar
+from marlhf_lite.training.trl_trainers import (
+    check_checkpoint,
+    checkpoint_to_resume,
+    save_trained,
+    step_of,
+    train_recorded,
+    with_fewer_rows,
+)
 from marlhf_lite.utils.interrupts import graceful_stop
 from marlhf_lite.utils.jsonl import apply_umask, read_json, write_json
-from marlhf_lite.utils.less_memory import with_less_memory
 from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
 from marlhf_lite.utils.seals import atomic_folder, has_checkpoint, seal
 
@@ -302,15 +308,11 @@ def group_stage(context: RunContext, sft: Path, reward: Reward) -> Path:
 
 def _within_memory(context: RunContext, train: Callable[[RunContext], Path], option: str, batch: int) -> Path:
     """Return `train(context)`; if memory ends, it resumes from its last checkpoint with half the rows per pass."""
-    processes = PartialState().num_processes
-    share = batch // processes
-    size = min(getattr(context.options, option) or share, share)
 
-    def attempt(rows: int) -> Path:
-        less = replace(context, options=replace(context.options, **{option: rows}), resume=True)
-        return train(less if rows < size else context)
+    def attempt(options: commands.PolicyCommand) -> Path:
+        return train(replace(context, options=options, resume=context.resume or options is not context.options))
 
-    return with_less_memory(attempt, size, f"--{option} {{}}", alone=processes == 1, share=share)[0]
+    return with_fewer_rows(attempt, context.options, option, batch)
 
 
 def _train_baseline(
@@ -347,18 +349,13 @@ def _train_baseline(
         held_out = test and functools.partial(test, models)
 
     # 3. Train and save.
-    with graceful_stop() as asked_to_stop:
-        stops = {"asked_to_stop": asked_to_stop, "saves": bool(options.checkpoint_every)}
-        stops["response_length"] = getattr(trainer, "response_length", 0.0)  # of DPO's pairs
-        recorder = Recorder(logger, lambda logs: translate(logs, options), held_out, options.eval_every, **stops)
-        with nonfinite_probabilities_refused():
-            train_with_bar(trainer, recorder, checkpoint)
-        weights = whole_weights(trainer.model) if is_sharded(trainer.model) else None  # all processes take part
-        policy_only = {"selected_adapters": ["default"]} if isinstance(trainer.model, PeftModel) else {}
+    with graceful_stop() as asked_to_stop, nonfinite_probabilities_refused():
+        saves = bool(options.checkpoint_every)
+        of_policy = (lambda logs: translate(logs, options), held_out, options.eval_every, saves)
+        weights = train_recorded(trainer, Recorder(logger, asked_to_stop, *of_policy), checkpoint)
         if is_main:
-            with atomic_folder(run.path / "policy") as place:  # without the reference's adapter
-                trainer.model.save_pretrained(place, state_dict=weights, **policy_only)
-                context.tokenizer.save_pretrained(place)
+            with atomic_folder(run.path / "policy") as place:
+                save_trained(trainer.model, context.tokenizer, place, weights)
     return _mark_done(run.path, options)
 
 

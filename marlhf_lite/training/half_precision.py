@@ -13,7 +13,7 @@ class ScaledGradients:
 
     @cached_property
     def _scale(self) -> float:
-        return 1.0 if self.is_deepspeed_enabled else loss_scale(self.model)  # DeepSpeed scales by itself
+        return loss_scale(self.model)
 
     def compute_loss(self, *args, **kwargs):
         result = super().compute_loss(*args, **kwargs)

@@ -16,7 +16,7 @@ from marlhf_lite.tasks.training_rows import pair_dataset
 from marlhf_lite.training.half_precision import ScaledGradients
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import from_texts
-from marlhf_lite.training.trl_trainers import EvenPairs, StageSteps, shared_arguments, train_stage
+from marlhf_lite.training.trl_trainers import EvenPairs, StageSteps, stage_arguments, train_stage
 
 
 def last_scores(scores: Tensor, mask: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ def train_reward_model(
     def make(trainer_config: TrainerConfig) -> PairTrainer:
         trainer = PairTrainer(
             model=model,
-            args=RewardConfig(max_length=None, **shared_arguments(output, seed, config, trainer_config, "rm")),
+            args=RewardConfig(max_length=None, **stage_arguments(output, seed, config, trainer_config, "rm")),
             train_dataset=pair_dataset(tokenizer, rows, lengths.max_response_length),
             processing_class=tokenizer,
         )

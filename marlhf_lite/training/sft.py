@@ -10,7 +10,7 @@ from trl import SFTConfig, SFTTrainer
 from marlhf_lite.config import options as o
 from marlhf_lite.tasks.training_rows import sft_dataset
 from marlhf_lite.training.half_precision import ScaledGradients
-from marlhf_lite.training.trl_trainers import StageSteps, check_head, shared_arguments, train_stage
+from marlhf_lite.training.trl_trainers import StageSteps, check_head, stage_arguments, train_stage
 
 
 class ResponseTrainer(ScaledGradients, StageSteps, SFTTrainer):
@@ -42,7 +42,7 @@ def train_sft(
             args=SFTConfig(
                 max_length=None,  # prompts and turns are cut already
                 completion_only_loss=True,
-                **shared_arguments(output, seed, config, trainer_config, "sft"),
+                **stage_arguments(output, seed, config, trainer_config, "sft"),
             ),
             train_dataset=sft_dataset(tokenizer, rows, lengths.max_response_length),
             processing_class=tokenizer,

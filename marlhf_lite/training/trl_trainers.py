@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from accelerate import PartialState
@@ -11,21 +12,26 @@ from accelerate.utils.constants import FSDP_MODEL_NAME
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import TrainableTokensWrapper
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel, PrinterCallback, Trainer
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 from marlhf_lite.config import options as o
+from marlhf_lite.config.commands import PolicyCommand
 from marlhf_lite.models.adapters import is_sharded_folder
-from marlhf_lite.training.callbacks import ProgressBar
+from marlhf_lite.training.callbacks import Recorder
 from marlhf_lite.training.checkpoint import check_processes
 from marlhf_lite.training.distributed import is_sharded, whole_weights
+from marlhf_lite.training.logging import RunLogger
+from marlhf_lite.training.trackers import tracker_names
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.interrupts import graceful_stop
 from marlhf_lite.utils.less_memory import rows_a_pass, with_less_memory
 from marlhf_lite.utils.preflight import check
 from marlhf_lite.utils.seals import DELETE_IT, SEAL, broken
+
+Options, Result = TypeVar("Options"), TypeVar("Result")
 
 
 def check_head(model: PeftModel | PreTrainedModel) -> None:
@@ -47,9 +53,6 @@ def train_stage(
     If memory ends, it starts again with half the rows per pass and the same gradients. `batch` rows make a step, over
     all processes. Raises as `with_less_memory`.
     """
-    processes = PartialState().num_processes
-    share = batch // processes
-    size = min(config.per_device_train_batch_size or share, share)
     start = [(p, p.detach().to("cpu", copy=True)) for p in model.parameters() if p.requires_grad]
 
     @torch.no_grad()
@@ -58,14 +61,56 @@ def train_stage(
             parameter.copy_(value)
             parameter.grad = None
 
-    def attempt(rows: int) -> list[dict]:
-        return run_trainer(make(replace(config, per_device_train_batch_size=rows)), **saving)
+    def attempt(config: o.TrainerConfig) -> list[dict]:
+        return run_trainer(make(config), **saving)
 
-    what = "--per_device_train_batch_size {}"
-    return with_less_memory(attempt, size, what, alone=processes == 1, share=share, start_over=start_over)[0]
+    return with_fewer_rows(attempt, config, "per_device_train_batch_size", batch, start_over)
 
 
-def shared_arguments(
+def with_fewer_rows(
+    attempt: Callable[[Options], Result],
+    options: Options,
+    name: str,
+    batch: int,
+    start_over: Callable[[], None] = lambda: None,
+) -> Result:
+    """Return `attempt(options)`, each time that memory ends with half as many rows per pass in the option `name`.
+
+    `batch` rows make a step, over all processes. Raises as `with_less_memory`.
+    """
+    processes = PartialState().num_processes
+    share = batch // processes
+    size = min(getattr(options, name) or share, share)
+
+    def of(rows: int) -> Result:
+        return attempt(options if rows == size else replace(options, **{name: rows}))
+
+    return with_less_memory(of, size, f"--{name} {{}}", alone=processes == 1, share=share, start_over=start_over)[0]
+
+
+def trainer_arguments(output: Path, seed: int, policy: PolicyCommand | None = None) -> dict:
+    """Arguments of every trainer of TRL: we keep the records, and the model sets precision and checkpointing.
+
+    `policy` are the options of DPO, RLOO or GRPO. Raises `InputError` for an unknown tracker.
+    """
+    every = policy.checkpoint_every if policy else 0
+    return {
+        "output_dir": str(output),
+        "seed": seed,
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,  # the recorder checks them
+        "report_to": tracker_names(policy.report_to if policy else "") or "none",
+        "bf16": False,
+        "gradient_checkpointing": False,  # already on in models that use it
+        "dataloader_pin_memory": False,
+        "save_strategy": "steps" if every else "no",
+        "save_steps": every or 1,
+        # At least two: the older one must stay until the newer one is complete.
+        "save_total_limit": max(policy.save_total_limit if policy else 0, 2),
+    }
+
+
+def stage_arguments(
     output: Path,
     seed: int,
     config: o.SFTStageConfig | o.RewardModelConfig | o.DPOStageConfig,
@@ -77,19 +122,16 @@ def shared_arguments(
     epochs, batch_size, learning_rate = (
         getattr(config, f"{stage}_{name}") for name in ("epochs", "batch_size", "learning_rate")
     )
-    size, steps = split_batch(batch_size, trainer_config.per_device_train_batch_size, f"--{stage}_batch_size")
-    return {
-        "output_dir": str(output),
+    share = batch_size // PartialState().num_processes
+    rows = rows_a_pass(trainer_config.per_device_train_batch_size, share)
+    return trainer_arguments(output, seed, config if isinstance(config, PolicyCommand) else None) | {
         "num_train_epochs": epochs,
-        "per_device_train_batch_size": size,
-        "gradient_accumulation_steps": steps,
+        "per_device_train_batch_size": rows,
+        "gradient_accumulation_steps": share // rows,
         "learning_rate": learning_rate,
         "lr_scheduler_type": trainer_config.lr_scheduler_type,
         "warmup_steps": trainer_config.warmup_ratio,  # below 1 it is a share of all steps
         "weight_decay": 0.0,
-        "save_strategy": "no",
-        "seed": seed,
-        **quiet_arguments(),
     }
 
 
@@ -142,37 +184,13 @@ class EvenPairs:
         return loss * share
 
 
-def quiet_arguments() -> dict:
-    """Arguments of every trainer of TRL: we keep the records, and the model sets precision and checkpointing."""
-    return {
-        "logging_steps": 1,
-        "logging_nan_inf_filter": False,  # the progress bar checks them
-        "report_to": "none",
-        "bf16": False,
-        "gradient_checkpointing": False,  # already on in models that use it
-        "dataloader_pin_memory": False,
-    }
-
-
-def split_batch(batch: int, micro: int, option: str) -> tuple[int, int]:
-    """Return `(rows per pass, passes per step)` of one process, with at most `micro` rows per pass.
-
-    Raises `InputError` if the batch, which is over all processes, cannot be divided among them.
-    """
-    processes = PartialState().num_processes
-    share, rest = divmod(batch, processes)
-    if rest:
-        raise InputError(f"{option} {batch}: {processes} processes cannot share it: give a multiple of that")
-    rows = rows_a_pass(micro, share)
-    return rows, share // rows
-
-
 @check
 def check_batches(options) -> None:
     """Raise `InputError` if a batch of SFT, reward model or DPO cannot be divided among the processes."""
+    processes = PartialState().num_processes
     for flag in ("sft_batch_size", "rm_batch_size", "dpo_batch_size"):
-        if size := getattr(options, flag, None):
-            split_batch(size, options.per_device_train_batch_size, f"--{flag}")
+        if (size := getattr(options, flag, 0)) % processes:
+            raise InputError(f"--{flag} {size}: {processes} processes cannot share it: give a multiple of that")
 
 
 def run_trainer(trainer, tokenizer, output: Path, name: str, resume: bool = False) -> list[dict]:
@@ -180,32 +198,38 @@ def run_trainer(trainer, tokenizer, output: Path, name: str, resume: bool = Fals
     checkpoint = checkpoint_to_resume(output) if resume else None
     check_checkpoint(trainer, checkpoint)
     with graceful_stop() as asked_to_stop:
-        train_with_bar(trainer, ProgressBar(name, asked_to_stop), checkpoint)
-        if trainer.state.global_step >= trainer.state.max_steps:
-            weights = whole_weights(trainer.model) if is_sharded(trainer.model) else None
-            if weights is None:
-                trainer.save_model(str(output))
-            elif trainer.accelerator.is_main_process:  # with sharded checkpoints `save_model` writes no model
-                trainer.model.save_pretrained(output, state_dict=weights)
-            if trainer.accelerator.is_main_process:
-                tokenizer.save_pretrained(output)
+        weights = train_recorded(trainer, Recorder(RunLogger(None, name), asked_to_stop), checkpoint)
+        if trainer.accelerator.is_main_process and trainer.state.global_step >= trainer.state.max_steps:
+            save_trained(trainer.model, tokenizer, output, weights)
     if trainer.accelerator.is_main_process:
         for path in output.glob("checkpoint-*"):
             shutil.rmtree(path)
     return [row for row in trainer.state.log_history if "loss" in row]
 
 
-def train_with_bar(trainer: Trainer, bar: ProgressBar, checkpoint: Path | None) -> None:
-    """Train, from a checkpoint if there is one, with our bar instead of a line or a table row per step."""
+def save_trained(model: PeftModel | PreTrainedModel, tokenizer, folder: Path, weights: dict | None) -> None:
+    """Save a model, without the adapter of a reference, and its tokenizer; `weights` are those of all processes."""
+    trained_only = {"selected_adapters": ["default"]} if isinstance(model, PeftModel) else {}
+    model.save_pretrained(folder, state_dict=weights, **trained_only)
+    tokenizer.save_pretrained(folder)
+
+
+def train_recorded(trainer: Trainer, recorder: Recorder, checkpoint: Path | None) -> dict[str, Tensor] | None:
+    """Train, from a checkpoint if there is one, with our bar and records instead of the trainer's own.
+
+    Returns all weights if FSDP2 shards them, else None.
+    """
     for callback in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
         trainer.remove_callback(callback)
-    trainer.add_callback(bar)
+    trainer.add_callback(recorder)
     # Else FSDP2 would keep all gradients whole in each process until the last pass of a step.
     trainer.accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = trainer.is_fsdp_enabled
     try:
         trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     finally:
-        bar.close()
+        if recorder.bar is not None:
+            recorder.bar.close()  # so that the next text starts on a new line
+    return whole_weights(trainer.model) if is_sharded(trainer.model) else None
 
 
 def checkpoint_to_resume(folder: Path) -> Path | None:

@@ -1,19 +1,17 @@
 """Direct preference optimisation through `trl.DPOTrainer` (Appendix C.3)."""
 
 from pathlib import Path
-from statistics import fmean
 
 import datasets
 from peft import PeftModel
 from transformers import PreTrainedModel
 from trl import DPOConfig, DPOTrainer
 
-from marlhf_lite.config.commands import DPOCommand, PolicyCommand
+from marlhf_lite.config.commands import DPOCommand
 from marlhf_lite.config.options import DPOStageConfig
 from marlhf_lite.tasks.answers import encode_answers
 from marlhf_lite.training.half_precision import ScaledGradients
-from marlhf_lite.training.trackers import tracker_names
-from marlhf_lite.training.trl_trainers import EvenPairs, StageSteps, check_head, shared_arguments
+from marlhf_lite.training.trl_trainers import EvenPairs, StageSteps, check_head, stage_arguments
 
 
 class PairsTrainer(ScaledGradients, StageSteps, EvenPairs, DPOTrainer):
@@ -23,12 +21,6 @@ class PairsTrainer(ScaledGradients, StageSteps, EvenPairs, DPOTrainer):
 
     def _prepare_dataset(self, dataset, *args, **kwargs):
         return dataset
-
-    @property
-    def response_length(self) -> float:
-        """Return the mean tokens of a response, chosen or rejected."""
-        pairs = self.train_dataset
-        return fmean(len(ids) for side in ("chosen_ids", "rejected_ids") for ids in pairs[side])
 
 
 def dpo_trainer(model: PeftModel, tokenizer, rows: datasets.Dataset, options: DPOCommand, output: Path) -> PairsTrainer:
@@ -40,11 +32,11 @@ def dpo_trainer(model: PeftModel, tokenizer, rows: datasets.Dataset, options: DP
     for side in ("chosen", "rejected"):
         ids = encode_answers(tokenizer, rows["prompt"], rows[side], options.max_response_length)
         encoded["prompt_ids"], encoded[f"{side}_ids"] = ids
-    arguments = shared_arguments(output / "checkpoints", options.seed, options, options, "dpo")
+    arguments = stage_arguments(output / "checkpoints", options.seed, options, options, "dpo")
     check_head(model)
     trainer = PairsTrainer(
         model=model,
-        args=DPOConfig(beta=options.dpo_beta, max_length=None, **arguments | baseline_arguments(options)),
+        args=DPOConfig(beta=options.dpo_beta, max_length=None, **arguments),
         train_dataset=datasets.Dataset.from_dict(encoded),
         processing_class=tokenizer,
     )
@@ -59,19 +51,6 @@ def complete_reference(model: PeftModel | PreTrainedModel) -> None:
     for name, parameter in model.named_parameters():
         if name.endswith(".default"):  # a parameter in a dictionary by adapter; TRL copies only modules
             model.get_parameter(name.removesuffix("default") + "ref").data.copy_(parameter.data)
-
-
-def baseline_arguments(options: PolicyCommand) -> dict:
-    """Return the arguments that all baselines share. Raises `InputError` for an unknown tracker."""
-    return {
-        "disable_dropout": True,  # its noise would look like a distance to the reference
-        "disable_tqdm": True,  # the bar is ours
-        "report_to": tracker_names(options.report_to) or "none",
-        "save_strategy": "steps" if options.checkpoint_every else "no",
-        "save_steps": options.checkpoint_every or 1,
-        # At least two: the older one must stay until the newer one is complete.
-        "save_total_limit": max(options.save_total_limit, 2),
-    }
 
 
 def dpo_row(logs: dict, config: DPOStageConfig) -> dict[str, float]:

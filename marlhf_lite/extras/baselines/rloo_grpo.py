@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -12,11 +12,12 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from peft import PeftModel
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from marlhf_lite.config.commands import GRPOCommand, RLOOCommand
 from marlhf_lite.config.options import GroupConfig, RLOOStageConfig
-from marlhf_lite.extras.baselines.dpo import baseline_arguments, complete_reference
+from marlhf_lite.extras.baselines.dpo import complete_reference
 from marlhf_lite.extras.programs.rewards import SHARES
 from marlhf_lite.macro import Whole
 from marlhf_lite.models.actor_critic import trainable
@@ -28,7 +29,7 @@ from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
 from marlhf_lite.training.rewards import FunctionReward, checked_scores, score_responses, shape_scores
 from marlhf_lite.training.rollout import Rollout, end_of_text, from_tokens, prompt_stream, sampling_of
 from marlhf_lite.training.safeguards import updates_of_passes
-from marlhf_lite.training.trl_trainers import check_head, quiet_arguments
+from marlhf_lite.training.trl_trainers import check_head, trainer_arguments
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.less_memory import rows_a_pass
 
@@ -42,6 +43,7 @@ NAMES = {
 } | {name: name for name in ("score_mean", "score_std", "gold_mean", "eos_rate", *SHARES)}
 
 
+@dataclass
 class SampledReward:
     """Our reward in the form that TRL calls. It scores the sampled tokens themselves, including EOS.
 
@@ -53,17 +55,12 @@ class SampledReward:
         logger: receives samples at the first update and at every tenth.
     """
 
-    def __init__(
-        self,
-        reward: Callable[[Rollout], Tensor],
-        model: PeftModel,
-        tokenizer,
-        config: GroupConfig,
-        gold: Callable[[list[str], list[str]], list[float]] | None = None,
-        logger: RunLogger | None = None,
-    ):
-        self.reward, self.tokenizer, self.config = reward, tokenizer, config
-        self.ends, self.gold, self.logger = end_of_text(model, tokenizer), gold, logger
+    reward: Callable[[Rollout], Tensor]
+    model: PeftModel
+    tokenizer: PreTrainedTokenizerBase
+    config: GroupConfig
+    gold: Callable[[list[str], list[str]], list[float]] | None = None
+    logger: RunLogger | None = None
 
     def __call__(
         self, prompts, completions, completion_ids, trainer_state, log_metric, row: Sequence[str] = (), **unused
@@ -71,7 +68,8 @@ class SampledReward:
         """Return shaped scores, one per response; the arguments are TRL's, `row` is that of `Prompt`."""
         prompts = [*map(Prompt, prompts, row)] if row else prompts
         # TRL gives ids without padding; they make the same rollout as in PPO.
-        rollout = from_tokens(self.tokenizer, prompts, completion_ids, self.ends).to(PartialState().device)
+        ends = end_of_text(self.model, self.tokenizer)
+        rollout = from_tokens(self.tokenizer, prompts, completion_ids, ends).to(PartialState().device)
         rollout = replace(rollout, scores=score_responses(self.reward, rollout))
         scores = torch.tensor(gather_object(rollout.scores.tolist()))  # of all processes, for the deviation
         row = {
@@ -161,7 +159,6 @@ def group_trainer(
         model=model,
         reward_funcs=reward,
         args=config_class(
-            output_dir=str(output / "checkpoints"),
             max_steps=updates,
             per_device_train_batch_size=micro,
             gradient_accumulation_steps=share // micro,
@@ -174,8 +171,7 @@ def group_trainer(
             generation_kwargs=sampling.arguments(),
             max_completion_length=config.max_response_length,
             shuffle_dataset=False,  # the order of prompts is PPO's
-            seed=config.seed,
-            **method_arguments | quiet_arguments() | baseline_arguments(config),
+            **method_arguments | trainer_arguments(output / "checkpoints", config.seed, config),
         ),
         train_dataset=datasets.Dataset.from_dict({"prompt": drawn} | rows),
         processing_class=tokenizer,
