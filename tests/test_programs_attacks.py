@@ -77,8 +77,10 @@ def test_the_expected_output_is_nowhere(executor, kind, monkeypatch, tmp_path):
         program += "\nprint(f())\ntry:\n    print(input())\nexcept Exception:\n    pass"
         test = Test(told, secret)
     sandbox = ready(executor, seconds=30.0)  # it reads many places, also on busy cores
-    with sandbox.started():
-        found = repr(sandbox.results(program, [test]))
+    given, results = [], sandbox.results
+    monkeypatch.setattr(sandbox, "results", lambda *of: given.append(results(*of)) or given[-1])
+    sandbox.run([program], [[test]])
+    found = repr(given)
     assert told in found  # the search works: what the program was given, it finds
     assert secret not in found and "root:" not in found
 

@@ -136,5 +136,6 @@ def test_nothing_outlives_its_time():
     before = set(psutil.Process().children(recursive=True))
     command = [word for word in executor.command if word != "--die-with-parent"]
     for seconds in (2.0, 0.001):  # in the midst, and before it has begun
-        assert bubblewrap._run(command, "while True: pass", [Test("", "")], seconds, 256) == (b"", True)
+        executor = bubblewrap.BubblewrapExecutor(seconds, command=command)
+        assert executor.report("while True: pass", [Test("", "")]) == (b"", True)
         assert set(psutil.Process().children(recursive=True)) <= before

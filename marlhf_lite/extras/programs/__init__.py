@@ -19,8 +19,6 @@ def TestRunner(executor: str = "monty", *limits: float, **named_limits: float) -
     return EXECUTORS[executor](*limits, **named_limits)
 
 
-def run_tests(
-    program: str, tests: Sequence[Test], executor: str = "monty", seconds: float = 4.0, memory_mb: int = 256
-) -> Outcome:
+def run_tests(program: str, tests: Sequence[Test], executor: str = "monty", **limits: float) -> Outcome:
     """Run one program against its tests in a sandbox; `TestRunner` runs many."""
-    return TestRunner(executor, seconds, memory_mb, workers=1).run([program], [tests])[0]
+    return TestRunner(executor, **limits, workers=1).run([program], [tests])[0]

@@ -21,7 +21,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from marlhf_lite.extras.programs.protocol import ENCODE, OUTPUT_BYTES, Executor, decode
 from marlhf_lite.extras.programs.system_calls import ARCHITECTURES, rules
@@ -37,17 +37,48 @@ FILES = ("stdin", "stdout")  # of the program; it cannot create others
 class BubblewrapExecutor(Executor):
     """Run each program in a separate sandbox, which ends with it."""
 
-    def __init__(self, *limits, **named_limits):
+    def __init__(self, *limits, command: Sequence[str] = (), **named_limits):
         super().__init__(*limits, **named_limits)
-        self.command = _command()
+        self.command = command or _command()
 
     def results(self, program: str, tests: Sequence[Test]) -> list[Result]:
         """Run all tests in one sandbox: a program that spoils its later tests harms only itself."""
-        report, late = _run(self.command, program, tests, self.seconds, self.memory_mb)
+        report, late = self.report(program, tests)
         if not report and not late and _fault(self.command):  # else the program ended itself
             fix = "free processes or memory, then --resume"
             raise InputError(f"--executor bubblewrap: bwrap does not start any more: {fix}")
         return _read(report, late, len(tests))
+
+    def report(self, program: str, tests: Sequence[Test], errors: Any = subprocess.DEVNULL) -> tuple[bytes, bool]:
+        """Run a program with the inputs of these tests in a sandbox that leaves nothing.
+
+        Return its report, and whether its time was up before it ended; the file `errors` takes what bwrap has to say.
+        Limits are set before bwrap starts, so they hold for every process inside, and for the file of the report.
+        """
+        task = marshal.dumps((program, tests[0].call, [test.input for test in tests], ENCODE), 2)
+        limits = {"as": self.memory_mb * 2**20, "cpu": math.ceil(self.seconds) + 1, "fsize": OUTPUT_BYTES}
+        limits |= {"nofile": 64, "core": 0}
+        limiter = ["prlimit", *(f"--{name}={value}" for name, value in limits.items())]
+        out, into = os.pipe()
+        late = False
+        with open(out, "rb", buffering=0) as told, tempfile.TemporaryFile() as file:
+            fds = {"INFO": into, "FILTER": _holds(rules(platform.machine()))} | {name: _holds(b"") for name in FILES}
+            words = [*limiter, *(str(fds.get(word, word)) for word in self.command)]
+            streams = {"stdin": subprocess.PIPE, "stdout": file, "stderr": errors, "pass_fds": tuple(fds.values())}
+            try:
+                process = subprocess.Popen(words, **streams, cwd="/", env={}, start_new_session=True)
+            finally:
+                for fd in fds.values():
+                    os.close(fd)
+            with process:
+                try:
+                    process.communicate(task, timeout=self.seconds)
+                except subprocess.TimeoutExpired:
+                    late = True
+                finally:
+                    _end(process, told)
+            file.seek(0)
+            return file.read(OUTPUT_BYTES), late
 
 
 def _read(report: bytes, late: bool, count: int) -> list[Result]:
@@ -63,44 +94,6 @@ def _read(report: bytes, late: bool, count: int) -> list[Result]:
 
 
 # The sandbox
-
-
-def _run(
-    command: Sequence[str],
-    program: str,
-    tests: Sequence[Test],
-    seconds: float,
-    memory_mb: int,
-    errors: int | BinaryIO = subprocess.DEVNULL,
-) -> tuple[bytes, bool]:
-    """Run a program with the inputs of these tests in a sandbox that leaves nothing.
-
-    Return its report, and whether it ended because its time was up; `errors` takes what bwrap has to say. Limits are
-    set before bwrap starts, so they hold for every process inside, and for the file that holds the report.
-    """
-    task = marshal.dumps((program, tests[0].call, [test.input for test in tests], ENCODE), 2)
-    limits = {"as": memory_mb * 2**20, "cpu": math.ceil(seconds) + 1, "fsize": OUTPUT_BYTES, "nofile": 64, "core": 0}
-    limiter = ["prlimit", *(f"--{name}={value}" for name, value in limits.items())]
-    out, into = os.pipe()
-    late = False
-    with open(out, "rb", buffering=0) as told, tempfile.TemporaryFile() as report:
-        fds = {"INFO": into, "FILTER": _holds(rules(platform.machine()))} | {name: _holds(b"") for name in FILES}
-        words = [*limiter, *(str(fds.get(word, word)) for word in command)]
-        streams = {"stdin": subprocess.PIPE, "stdout": report, "stderr": errors, "pass_fds": tuple(fds.values())}
-        try:
-            process = subprocess.Popen(words, **streams, cwd="/", env={}, start_new_session=True)
-        finally:
-            for fd in fds.values():
-                os.close(fd)
-        with process:
-            try:
-                process.communicate(task, timeout=seconds)
-            except subprocess.TimeoutExpired:
-                late = True
-            finally:
-                _end(process, told)
-        report.seek(0)
-        return report.read(OUTPUT_BYTES), late
 
 
 def _holds(data: bytes) -> int:
@@ -143,9 +136,10 @@ def _command() -> tuple[str, ...]:
 
 def _fault(command: Sequence[str]) -> str:
     """Return "" if the command starts a sandbox that runs a program, else the last line that the command wrote."""
+    trial = BubblewrapExecutor(20.0, 256, command=command)
     try:
         with tempfile.TemporaryFile() as errors:
-            report, late = _run(command, "print(input())", [Test("works", "works")], 20, 256, errors)
+            report, late = trial.report("print(input())", [Test("works", "works")], errors)
             errors.seek(0)
             lines = errors.read().decode(errors="replace").strip().splitlines()
     except OSError as error:

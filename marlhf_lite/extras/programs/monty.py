@@ -9,10 +9,9 @@ import io
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 from marlhf_lite.extras.programs.protocol import ENCODE, OUTPUT_BYTES, Executor, decode
-from marlhf_lite.extras.programs.tests import NO_OUTPUT, Result, Status, Test
+from marlhf_lite.extras.programs.tests import NO_OUTPUT, Outcome, Result, Status, Test
 from marlhf_lite.utils.errors import InputError, one_line
 
 try:
@@ -56,11 +55,10 @@ class MontyExecutor(Executor):
             hint = "pip install --force-reinstall pydantic-monty"
             raise InputError(f"--executor monty: it does not start ({one_line(error)}): {hint}") from None
 
-    @contextmanager
-    def started(self) -> Iterator[None]:
+    def run(self, programs: Sequence[str], tests: Sequence[Sequence[Test]]) -> list[Outcome]:
         grace = {"feed_duration_limit_grace": GRACE, "turn_duration_limit_grace": GRACE}
         with monty.Monty(max_processes=self.workers, **grace) as self.pool:
-            yield
+            return super().run(programs, tests)
 
     def results(self, program: str, tests: Sequence[Test]) -> list[Result]:
         """Call functions in one session, which runs the program once; use a new session for each text on stdin."""

@@ -8,7 +8,6 @@ import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -50,7 +49,7 @@ class Executor:
 
     def run(self, programs: Sequence[str], tests: Sequence[Sequence[Test]]) -> list[Outcome]:
         """Return the outcome of each program with its tests, at least one."""
-        with self.started(), ThreadPoolExecutor(self.workers) as threads:
+        with ThreadPoolExecutor(self.workers) as threads:
             outcomes = threads.map(self._outcome, programs, tests)
             try:
                 return list(tqdm(outcomes, total=len(programs), desc="programs", leave=False, delay=5))
@@ -64,10 +63,6 @@ class Executor:
         status = min((status for status, _ in results), key=STATUSES.index, default="ran")
         outputs = [output for _, output in results] + [NO_OUTPUT] * len(tests)
         return Outcome(status, [test.passes(output) for test, output in zip(tests, outputs, strict=False)])
-
-    def started(self) -> AbstractContextManager:
-        """Return what `results` runs in: nothing, if a sandbox is made for each program."""
-        return nullcontext()
 
     def results(self, program: str, tests: Sequence[Test]) -> list[Result]:
         """Run the program with the inputs of the tests, and with nothing else of them.

@@ -12,14 +12,13 @@ from accelerate.utils import gather_object
 
 from marlhf_lite.config.options import ProgramConfig
 from marlhf_lite.extras.programs import EXECUTORS, Outcome, program_reward, read_problem
+from marlhf_lite.extras.programs.tests import STATUSES
 from marlhf_lite.tasks.embedded import EMBEDDED
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.utils.errors import InputError
 
 # Metrics of a rollout: shares of its programs by outcome, which sum to 1.
-SHARES = tuple(
-    f"share_{name}" for name in ("compile_error", "runtime_error", "timeout", "unsupported", "failed", "passed")
-)
+SHARES = tuple(f"share_{name}" for name in (*STATUSES[:-1], "failed", "passed"))
 JUDGED = ("ppo", "test")  # the parts of a task whose responses are run
 
 
