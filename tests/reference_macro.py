@@ -15,6 +15,15 @@ SIGMAS = ("equal", "unit", "start", "position", "position_reversed")
 # -- batches ------------------------------------------------------------------------------------------------------
 
 
+def starts(lengths: list[list[int]], mask: torch.Tensor) -> torch.Tensor:
+    """[B,T] bool: the first tokens of macro actions of these lengths, which count the tokens of `mask` [B,T]."""
+    flags = torch.zeros_like(mask)
+    for row, one in enumerate(lengths):
+        assert sum(one) == mask[row].sum()
+        flags[row, mask[row].nonzero().flatten()[[0, *itertools.accumulate(one)][:-1]]] = True
+    return flags
+
+
 def random_lengths(rng: random.Random, tokens: int) -> list[int]:
     """A random partition of so many tokens."""
     out = []

@@ -64,7 +64,7 @@ def test_batches_without_tokens(shape):
 @pytest.mark.parametrize("seed", range(5))
 def test_sum_pool_broadcast_match_loops(seed):
     batch = ref.Batch(seed)
-    macro = MacroActions.from_lengths(batch.parts, mask=batch.mask)
+    macro = MacroActions.from_starts(ref.starts(batch.parts, batch.mask), batch.mask)
     S = macro.lengths.shape[1]
     rows = batch.rows(batch.values)
     expected = ref.padded([[sum(p) for p in ref.split(x, n)] for x, n in zip(rows, batch.parts)], S)

@@ -16,7 +16,7 @@ POOLS = [{"pooling": "mean", "sigma": sigma} for sigma in ref.SIGMAS]
 @pytest.mark.parametrize("options", [{}, *({"rho": rho} for rho in (0.9, 0.0)), *POOLS])
 def test_rewards_match_loops(seed, options):
     batch = ref.Batch(seed)
-    macro = MacroActions.from_lengths(batch.parts, mask=batch.mask)
+    macro = MacroActions.from_starts(ref.starts(batch.parts, batch.mask), batch.mask)
     r = kl_rewards(batch.old_logprobs, batch.ref_logprobs, batch.mask, 0.05)
     scores = batch.scores.masked_fill(torch.tensor(batch.counts) == 0, NAN)  # the score of nothing is not used
     got = macro_rewards(r, scores, macro, **options)

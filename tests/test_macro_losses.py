@@ -31,7 +31,7 @@ def run(loss, x, *rest, **options):
 
 def setup(seed, **options):
     batch = ref.Batch(seed, **options)
-    return batch, MacroActions.from_lengths(batch.parts, mask=batch.mask)
+    return batch, MacroActions.from_starts(ref.starts(batch.parts, batch.mask), batch.mask)
 
 
 # -- against the equations ---------------------------------------------------------------------------------------------

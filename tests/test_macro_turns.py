@@ -124,7 +124,7 @@ def test_every_constructor_gives_the_same_partition(mask, n):
     for row, spans in enumerate(macro.spans()):
         starts[row, [a for a, _ in spans]] = True
     for other in (
-        MacroActions.from_lengths(lengths, mask=mask),
+        MacroActions.from_starts(ref.starts(lengths, mask), mask),
         MacroActions.from_ids(macro.ids),
         MacroActions.from_starts(starts | ~mask, mask),
     ):
@@ -160,7 +160,7 @@ def test_text_rules_read_each_turn_alone():
 @pytest.mark.parametrize("options", [{}, {"rho": 0.9}, *({"pooling": "mean", "sigma": sigma} for sigma in ref.SIGMAS)])
 def test_a_turns_reward_comes_with_its_last_macro_action(seed, options):
     batch = ref.Batch(seed)
-    macro = MacroActions.from_lengths(batch.parts, mask=batch.mask)
+    macro = MacroActions.from_starts(ref.starts(batch.parts, batch.mask), batch.mask)
     r = kl_rewards(batch.old_logprobs, batch.ref_logprobs, batch.mask, 0.05)
     width = max(map(len, batch.turns)) + 1
     scores = torch.randn(batch.B, width, generator=batch.generator)

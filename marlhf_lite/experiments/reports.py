@@ -54,7 +54,7 @@ def _run_figures(rows: pd.DataFrame, histories: Mapping[str, Sequence], reward: 
     methods = dict(list(name_temperatures(rows).groupby("method", sort=False)))
     for name in (name for name in SCORES if name in rows):
         scores = {method: answers[name].tolist() for method, answers in methods.items()}
-        yield f"{name}_distribution", evaluation.score_quantiles(scores, label=evaluation.NAMES[name])
+        yield f"{name}_distribution", evaluation.score_quantiles(scores, label=name)
 
 
 def _save(drawn: Iterable[tuple], figures: Path) -> None:

@@ -10,7 +10,6 @@ of valid tokens without a hole; a response without holes is one turn.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -75,30 +74,23 @@ class MacroActions:
         return cls(ids)
 
     @classmethod
-    def from_lengths(
-        cls, lengths: Sequence[Sequence[int]], T: int | None = None, mask: Tensor | None = None
-    ) -> "MacroActions":
+    def from_lengths(cls, lengths: Sequence[Sequence[int]], T: int | None = None) -> "MacroActions":
         """From lists of lengths in tokens, one list per response ([] for an empty response).
 
         Args:
             lengths: e.g. ``[[2, 3], [4], []]``.
             T: width of the padded batch, in tokens; None takes the longest response.
-            mask: [B,T] bool, True on the tokens that the lengths count; None: the first tokens of each response.
         """
         for row, one in enumerate(lengths):
             for step, n in enumerate(one):
                 check_int(f"lengths: response {row}, macro action {step}", n, least=1)
         rows = [[step for step, n in enumerate(one) for _ in range(n)] for one in lengths]
-        if mask is None:
-            counts = torch.tensor([len(ids) for ids in rows], dtype=torch.int64)
-            mask = torch.arange(max(counts.tolist(), default=0) if T is None else T) < counts[:, None]
-        check_matrix("mask", mask, torch.bool)
-        for row, (ids, valid) in enumerate(zip(rows, mask.sum(1).tolist(), strict=True)):
-            if len(ids) != valid:
-                raise InputError(f"lengths: response {row} has {len(ids)} tokens, mask or T have {valid} for it")
-        ids = torch.full_like(mask, -1, dtype=torch.int64)
-        ids[mask] = torch.tensor([*chain(*rows)], dtype=torch.int64, device=mask.device)
-        return cls.from_ids(ids)
+        width = max(map(len, rows), default=0) if T is None else T
+        for row, ids in enumerate(rows):
+            if len(ids) > width:
+                raise InputError(f"lengths: response {row} has {len(ids)} tokens, T is {width}")
+        padded = [ids + [-1] * (width - len(ids)) for ids in rows]
+        return cls(torch.tensor(padded, dtype=torch.int64).reshape(len(rows), width))
 
     # -- views ----------------------------------------------------------------------------------------------------
 

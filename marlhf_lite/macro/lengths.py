@@ -31,8 +31,6 @@ class RandomizedNGram(TerminationRule):
     def __post_init__(self) -> None:
         object.__setattr__(self, "lengths", tuple(self.lengths))
         _check_lengths(self.lengths)
-        check_int("repeats", self.repeats, least=1)
-        check_int("seed", self.seed)
 
     def segment(self, mask: Tensor, *, step: int = 0, process: int = 0, **context: Any) -> MacroActions:
         bag = torch.tensor(self.lengths * self.repeats, device=mask.device).expand(len(mask), -1)

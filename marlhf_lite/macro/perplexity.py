@@ -12,8 +12,6 @@ from marlhf_lite.macro.termination import TerminationRule
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.precision import exact
 
-PERPLEXITY_RULES = ("macro", "prefix", "token")
-
 
 @dataclass(frozen=True)
 class Perplexity(TerminationRule):
@@ -36,7 +34,7 @@ class Perplexity(TerminationRule):
     early: bool = False
 
     def __post_init__(self) -> None:
-        check_choice("rule", self.rule, PERPLEXITY_RULES)
+        check_choice("rule", self.rule, tuple(_RISES))
 
     def segment(self, mask: Tensor, *, ref_logprobs: Tensor | None = None, **context: Any) -> MacroActions:
         if ref_logprobs is None:

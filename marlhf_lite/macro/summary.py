@@ -1,6 +1,7 @@
 """Describe a segmentation, and measure how far two of them agree."""
 
-from marlhf_lite.macro._checks import first_true
+import torch
+
 from marlhf_lite.macro.actions import MacroActions
 from marlhf_lite.utils.errors import InputError
 
@@ -36,14 +37,10 @@ def boundary_f1(a: MacroActions, b: MacroActions) -> float:
 
     An inner boundary is between two neighbouring tokens of a turn; those at holes are in every segmentation and do not
     count. The agreement is symmetric: 1 if both have the same inner boundaries (or none), 0 if they share none.
-    Raises InputError, which names the response, if the two do not cover the same tokens.
+    Raises InputError if the two do not cover the same tokens.
     """
-    if a.ids.shape != b.ids.shape:
-        raise InputError(f"b: expected shape {tuple(a.ids.shape)} as in a, got {tuple(b.ids.shape)}")
-    if (differ := a.token_mask != b.token_mask).any():
-        row = first_true(differ)[0]
-        tokens = [int(m.token_mask[row].sum()) for m in (a, b)]
-        raise InputError(f"b: response {row} has {tokens[1]} tokens, in a it has {tokens[0]}")
+    if not torch.equal(a.token_mask, b.token_mask):
+        raise InputError("b: it covers other tokens than a: give two segmentations of the same responses")
     # ids fall to -1 where padding or a hole begins
     inner = [(m.ids.diff(dim=1) == 1) & m.token_mask[:, :-1] for m in (a, b)]
     both, total = int((inner[0] & inner[1]).sum()), int(inner[0].sum() + inner[1].sum())

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marlhf_lite.macro._checks import check_matrix
 from marlhf_lite.macro.actions import MacroActions
 
 
@@ -13,7 +12,6 @@ def turns_as_rows(mask: Tensor, context: dict[str, Any]) -> tuple[Tensor, dict[s
     """N turns of ``mask`` [B,T] bool, the longest of W tokens, as a mask [N,W], and the context of a rule with [N,W]
     instead of every [B,T]. A mask without holes comes back unchanged, with its context.
     """
-    check_matrix("mask", mask, torch.bool)
     if not (mask[:, 1:] & ~mask[:, :-1]).any():
         return mask, context
     turns = MacroActions.from_starts(torch.zeros_like(mask), mask)

@@ -29,7 +29,7 @@ class _TextRule(TerminationRule):
         self, mask: Tensor, token_ids: Tensor | None = None, tokenizer: Any = None, **context: Any
     ) -> list[ResponseTokens]:
         if token_ids is None or tokenizer is None:
-            raise InputError(f"{self!r} reads the text: pass token_ids [B,T] and the tokenizer they are of")
+            raise InputError(f"{type(self).__name__} reads the text: pass token_ids [B,T] and the tokenizer")
         if self._reader is None or self._reader.tokenizer is not tokenizer:
             self._reader = TokenText(tokenizer)
         rows = zip(token_ids.tolist(), mask.sum(1).tolist(), strict=True)
@@ -57,9 +57,6 @@ class Sentence(_TextRule):
             ends = [response.before(end) for _, end in split_sentences(response.text)]
             rows.append(response.starts((end, "begin") for end in ends))
         return _segmentation(rows, mask)
-
-    def __repr__(self) -> str:
-        return "Sentence()"
 
 
 class Parsing(_TextRule):
@@ -112,9 +109,6 @@ class Parsing(_TextRule):
                 "so most macro actions are single tokens: take --parser python for programs, or for English the rule "
                 "--termination link_phrases:Phrases of the examples"
             )
-
-    def __repr__(self) -> str:
-        return f"Parsing({type(self.parser).__name__}, cutoff={self.cutoff}, inclusive={self.inclusive})"
 
     def _pieces(self, response: ResponseTokens, sentences: list[ParsedSentence]) -> Iterator[tuple[int, str]]:
         """Yield the runs of tokens that the trees cut, as `ResponseTokens.starts` takes them."""

@@ -14,11 +14,9 @@ from matplotlib.axes import Axes
 from marlhf_lite.evaluation.distributions import baseline, shifts
 from marlhf_lite.evaluation.scores import score_matrix, to_frame
 from marlhf_lite.evaluation.statistics import bootstrap_mean, finite
-from marlhf_lite.plotting.styles import method_styles
+from marlhf_lite.plotting.styles import LABELS, method_styles
 from marlhf_lite.plotting.training import STYLE, Runs, caption, dress, grid, legend, panels, signed, subplots
 from marlhf_lite.utils.errors import InputError
-
-NAMES = {"rm_score": "reward model score", "gold": "gold score"}
 
 
 @plt.rc_context(STYLE)
@@ -46,7 +44,7 @@ def best_of_n_map(cells: Sequence[Mapping], score: str = "rm_score") -> np.ndarr
         ax.tick_params(axis="y", rotation=0)
         ax.set(xlabel="sampling temperature" if ax is axes[-1] else "", ylabel="N")
         ax.set_title(method, fontsize="medium", loc="left", parse_math=False)
-    axes[0].figure.colorbar(axes[0].collections[0], ax=axes.tolist(), label=NAMES.get(score, score), aspect=30)
+    axes[0].figure.colorbar(axes[0].collections[0], ax=axes.tolist(), label=LABELS.get(score, score), aspect=30)
     kept = "" if score == "rm_score" else " The kept response is the one with the best reward model score."
     counts = f"{cells[0]['prompts']} prompts, from {cells[0]['samples']} samples each"
     caption(axes[0].figure, f"Best of N, mean over {counts}.{kept}")
@@ -65,7 +63,7 @@ def temperature_sweep(responses: pd.DataFrame | Sequence[Mapping], score: str = 
     for name, style in styles.items():  # one call per method, since seaborn has its own dashes
         rows, look = table[table["method"] == name], {"markersize": 5, "markeredgewidth": 0, **style}
         seaborn.lineplot(rows, x="temperature", y="score", label=name, linewidth=1.4, ax=ax, **look, **band)
-    dress(ax, "sampling temperature", NAMES.get(score, score))
+    dress(ax, "sampling temperature", score)
     legend(ax)
     caption(ax.figure, "Bands: 95 % bootstrap intervals over prompts.")
     return ax
@@ -97,7 +95,7 @@ def shift_histogram(scores: pd.DataFrame) -> np.ndarray:
 
 @plt.rc_context(STYLE)
 def score_quantiles(
-    scores: Mapping[str, Sequence[float]], thresholds: Sequence[float] = (), label: str = "reward model score"
+    scores: Mapping[str, Sequence[float]], thresholds: Sequence[float] = (), label: str = "rm_score"
 ) -> Axes:
     """Draw the share of responses that score no more than x, which shows the tails (paper: Figures 3, 14, 16).
 

@@ -24,7 +24,9 @@ _FILE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="u
 _LINES = {"solid": "-"} | {name: (0, tuple(points)) for name, points in _FILE["dashes"].items()}
 METHODS = {name: Style(colour, _LINES[line], marker) for name, (colour, line, marker) in _FILE["methods"].items()}
 _VARIANTS = [(_LINES[line], marker) for line, marker in _FILE["variants"]]
-SAME, OUTCOMES, PROGRAMS, LABELS = (_FILE[name] for name in ("same", "outcomes", "programs", "labels"))
+SAME, OUTCOMES, PROGRAMS, LABELS, MATPLOTLIB = (
+    _FILE[name] for name in ("same", "outcomes", "programs", "labels", "matplotlib")
+)
 SERIES, SPANS, PALE_SPANS = (tuple(_FILE[name]) for name in ("series", "spans", "pale_spans"))
 TABLE = {*SERIES, *OUTCOMES.values(), *PROGRAMS.values(), *SPANS, *PALE_SPANS, *(s.colour for s in METHODS.values())}
 

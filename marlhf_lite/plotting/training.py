@@ -18,25 +18,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from marlhf_lite.plotting.styles import LABELS, SERIES, method_styles
+from marlhf_lite.plotting.styles import LABELS, MATPLOTLIB, SERIES, method_styles
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.tables import number
 
 Runs = Mapping[str, Sequence[Sequence[Mapping]]]
 WIDTH = 10 / 2.54  # inches
 DPI = 170  # 10 cm are 669 pixels
-STYLE = {
-    "font.size": 8,
-    "axes.prop_cycle": plt.cycler(color=SERIES),
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "legend.handlelength": 2.4,
-    "legend.columnspacing": 1.2,
-    "figure.dpi": DPI,
-    "figure.figsize": (WIDTH, 0.68 * WIDTH),
-    "svg.hashsalt": "marlhf_lite",  # the same figure gets the same names
-}
+STYLE = MATPLOTLIB | {"axes.prop_cycle": plt.cycler(color=SERIES), "figure.dpi": DPI}
+STYLE |= {"figure.figsize": (WIDTH, 0.68 * WIDTH)}
 
 
 # Figures
@@ -213,8 +203,6 @@ def caption(figure: Figure, text: str) -> None:
 def save(figure: Figure | Axes | np.ndarray, path: str | Path) -> Path:
     """Write a figure, or that of Axes, as .png; the same figure gives the same bytes."""
     path = Path(path)
-    if path.suffix.lower() != ".png":
-        raise InputError(f"{path}: figures are saved as PNG: give a name that ends with .png")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure = figure if isinstance(figure, Figure) else np.ravel(figure)[0].get_figure(root=True)
     for _ in range(2):  # a layout settles at its second pass: from then on saving gives the same bytes

@@ -4,6 +4,7 @@ import random
 import statistics
 
 import pytest
+import reference_macro as ref
 import torch
 
 from marlhf_lab.credit.guesses import (
@@ -61,7 +62,7 @@ def advantages(turns, estimator):
         values += [before] * (GUESS + 1) + [behind] * (TOKENS - GUESS - 1) + [9.0] * 2
         lengths += estimator.lengths
     mask, values = torch.tensor([mask]), torch.tensor([values])
-    macro = MacroActions.from_lengths([lengths], mask=mask)
+    macro = MacroActions.from_starts(ref.starts([lengths], mask), mask)
     rewards = macro_rewards(torch.zeros_like(values), torch.tensor([[reward for *_, reward in turns]]), macro)
     pooled = macro_values(values, macro, estimator.sigma)
     return macro.broadcast(gae(rewards, pooled, macro.mask, lam=estimator.lam)[0])[0, GUESS].item()
