@@ -71,17 +71,6 @@ def test_solutions_pass_and_others_do_not(problems, executor, monkeypatch):
         assert reward.metrics()["share_passed"] == pytest.approx(3 / 6)
 
 
-def test_humaneval_file(tmp_path, executor):
-    columns = ("prompt", "canonical_solution", "test", "entry_point")
-    head, test = 'def inc(x):\n    """Add {i}."""\n', "\n\nMETADATA = {}\n\n\ndef check(candidate):\n    assert "
-    texts = [(head.format(i=i), f"    return x + {i}\n", f"{test}candidate(1) == {1 + i}\n", "inc") for i in range(12)]
-    rows = [dict(zip(columns, row)) for row in texts]
-    task = with_tests(load_task(written(tmp_path / "humaneval.jsonl", rows)), ProgramConfig(executor=executor))
-    part = task.splits["ppo"]
-    assert task.gold(part["prompt"], part["chosen"]) == [1.0] * len(part)
-    assert task.gold(part["prompt"][:1], ["\n    return None"]) == [0.0]
-
-
 # Bad problems
 
 

@@ -324,35 +324,6 @@ def test_apps_programs_need_not_import_what_its_own_harness_imports(executor):
         assert run_tests(f"{streams.head}print(nsmallest(1, [9, 8])[0])", streams.tests, executor).share
 
 
-HUMANEVAL = {
-    "prompt": 'def inc(x):\n    """Return x + 1."""\n',
-    "test": "METADATA = {}\n\ndef check(candidate):\n    assert candidate(1) == 2, 'one'\n    assert True, 'fine'\n"
-    "    assert inc(-1) == 0\n    assert not candidate(-2) == -1 if False else candidate(3) == 4\n",
-    "entry_point": "inc",
-}
-
-
-def test_humaneval(executor):
-    row = HUMANEVAL | {"test": HUMANEVAL["test"].rpartition("    assert")[0]}
-    problem = read_problem(json.dumps(row))
-    assert [(test.input, test.output) for test in problem.tests] == [([1], 2), ([-1], 0)]
-    assert run_tests(problem.head + "\n    return x + 1", problem.tests, executor).passed == [True, True]
-    assert run_tests(problem.head + "\n    return 2", problem.tests, executor).passed == [True, False]
-    truths = "def check(candidate):\n    assert candidate([1]) is True\n    assert not candidate((2,))\n"
-    truths += "    assert candidate({})"
-    found = read_problem(json.dumps(row | {"test": truths})).tests
-    assert [(test.input, test.output) for test in found] == [([[1]], True), ([(2,)], False), ([{}], True)]
-    # As in Python, an assert without a comparison takes any value that is true.
-    for value, passed in (
-        ("x", [False, False, False]),
-        ("not x", [False, True, True]),
-        ("bool(x)", [True, False, False]),
-    ):
-        assert run_tests(f"def inc(x):\n    return {value}", found, executor).passed == passed
-    for value, passed in (("[0]", True), ("''", False), ("None", False), ("object()", False)):
-        assert run_tests(f"def inc(x):\n    return {value}", found[2:], executor).passed == [passed]
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -364,10 +335,6 @@ def test_humaneval(executor):
         ('{"inputs": [1], "outputs": ["1"]}', "are texts"),
         ('{"fn_name": "f", "inputs": ["1"], "outputs": ["1"]}', "a list of arguments"),
         ('{"fn_name": "f(); g", "inputs": [[]], "outputs": [1]}', "not the name of a function"),
-        (json.dumps(HUMANEVAL), "line 7 of 'test' does not compare a call with a literal"),
-        (json.dumps(HUMANEVAL | {"test": "def"}), "'test' is not Python"),
-        (json.dumps(HUMANEVAL | {"test": "x = 1"}), "no tests"),
-        (json.dumps(HUMANEVAL | {"test": None}), "the texts 'prompt', 'test' and 'entry_point'"),
     ],
 )
 def test_tests_that_do_not_parse(text, words):

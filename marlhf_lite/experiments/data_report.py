@@ -25,7 +25,7 @@ def data_report(options: DataCommand) -> str:
     task, notes = read_task(options, tokenizer)
     lengths = dict(_lengths(task, tokenizer))
     task, more = fit_lengths(task, tokenizer, options, SIDES)
-    shape = task.shape or ("embedded data" if task.name in EMBEDDED else "rows of TL;DR, WebGPT, APPS or HumanEval")
+    shape = task.shape or ("embedded data" if task.name in EMBEDDED else "rows of TL;DR, WebGPT or APPS")
     parts, dropped = describe_rows(task)
     lines = [
         f"{task.name}: {task.counts['read']} rows, read as {shape}",

@@ -86,13 +86,6 @@ def apps_test_row(row: dict, template: str = "paper") -> dict[str, str]:
     }
 
 
-def humaneval_row(row: dict, template: str = "paper") -> dict[str, str]:
-    """Convert a problem in HumanEval's form: the prompt is the start of a function, `chosen` the rest of it."""
-    prompt, solution = _text(row, "prompt").rstrip(), _text(row, "canonical_solution").rstrip()
-    tests = {"prompt": prompt, "test": _text(row, "test"), "entry_point": _text(row, "entry_point")}
-    return {"prompt": prompt, "chosen": f"\n{solution}", "tests": json.dumps(tests), "difficulty": ""}
-
-
 def _text(row: dict, *path) -> str:
     """Return the text at `path`, a key or index per level. Raises `BadRow` if there is none."""
     value, name = row, path[0] + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path[1:])
@@ -125,7 +118,6 @@ APPS = Form(
     ("question", "solutions", "input_output", "difficulty", "starter_code"), apps_row,
     convert_test=apps_test_row, fractions=WITHOUT_PAIRS,
 )  # fmt: skip
-HUMANEVAL = Form(("prompt", "canonical_solution", "test", "entry_point"), humaneval_row, fractions=WITHOUT_PAIRS)
 
 
 def _parquet(folder: str, form: Form) -> tuple[Form, dict]:
@@ -147,6 +139,6 @@ def form_of(columns: Collection[str], names: str = "") -> Form:
     def share(form: Form) -> float:
         return sum(column in columns for column in form.columns) / len(form.columns)
 
-    best = max((TLDR, WEBGPT, APPS, HUMANEVAL), key=lambda form: (share(form), len(form.columns)))
+    best = max((TLDR, WEBGPT, APPS), key=lambda form: (share(form), len(form.columns)))
     pairs = {"chosen", "rejected"} <= set(columns)  # other pairs may have columns of the same names
     return best if share(best) > (0.99 if pairs else 0.5) else shapes.shape_of(columns, names)

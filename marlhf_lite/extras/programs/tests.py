@@ -1,6 +1,5 @@
 """Unit tests of a program, the outcome of running them, its reward, and the formats that tests are read from."""
 
-import ast
 import json
 import keyword
 import math
@@ -35,14 +34,11 @@ class Test:
     output: Any
     call: str | None = None
     as_apps: bool = False  # compare as APPS's own harness does; see `read_problem`
-    truth: bool = False  # compare only truth: any true value passes for True, as in `assert candidate(1)`
 
     def passes(self, output: Any) -> bool:
         """Return whether the program's output is the expected one; `output` is plain data, or NO_OUTPUT."""
         if self.call is None:
             return isinstance(output, str) and _same_text(self.output, output, rounded=self.as_apps)
-        if self.truth:
-            return output is not NO_OUTPUT and bool(output) == self.output
         expected = [self.output]  # APPS has a list around some values
         if self.as_apps and isinstance(self.output, list) and len(self.output) == 1:
             expected.append(self.output[0])
@@ -51,7 +47,7 @@ class Test:
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem's tests. A program is `head` (APPS: imports; HumanEval: the start of a function) and a response."""
+    """A problem's tests. A program is `head` (imports, as APPS has them) and a response."""
 
     tests: tuple[Test, ...]
     head: str = ""
@@ -131,14 +127,12 @@ def _same_word(expected: str, output: str) -> bool:
 
 
 def read_problem(text: str) -> Problem:
-    """Read the tests of a problem from JSON text: APPS's `input_output`, or a row of HumanEval.
+    """Read the tests of a problem from JSON text, in the form of APPS's `input_output`.
 
-    APPS: `{"inputs": [...], "outputs": [...]}`: arguments and values of the function `fn_name`, or texts without that
+    It is `{"inputs": [...], "outputs": [...]}`: arguments and values of the function `fn_name`, or texts without that
     key. As in APPS's own harness, an output may have a list around it, floats may differ by rounding (see `_near`), and
     programs use `APPS_IMPORTS` without importing them; `"exact": true` turns all of this off. Of texts only the words
     of lines that are not blank are compared.
-    HumanEval: `{"prompt": ..., "test": ..., "entry_point": ...}`. Every assert must compare a call with a literal:
-    other checks would have to run in the sandbox, which expected outputs must not enter.
 
     Raises `InputError`, without the name of the problem, if the tests do not parse or there are none.
     """
@@ -148,7 +142,7 @@ def read_problem(text: str) -> Problem:
         raise InputError("the tests are not JSON") from None
     if not isinstance(row, dict):
         raise InputError("the tests are not a JSON object")
-    problem = _humaneval(row) if "entry_point" in row else _apps(row)
+    problem = _apps(row)
     if not problem.tests:
         raise InputError("the problem has no tests")
     return problem
@@ -164,7 +158,8 @@ def _apps(row: dict) -> Problem:
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
         raise InputError("the tests need 'inputs' and 'outputs', two lists of one length")
     if name:
-        _check_name(name)
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+            raise InputError(f"{name!r} is not the name of a function")
         if not all(isinstance(arguments, list) for arguments in inputs):
             raise InputError("with 'fn_name' each of 'inputs' is a list of arguments")
         inputs = [[_with_int_keys(argument) for argument in arguments] for arguments in inputs]
@@ -188,41 +183,3 @@ def _with_int_keys(value: Any) -> Any:
     if isinstance(value, dict) and value and all(key.isdecimal() for key in value):
         return {int(key): item for key, item in value.items()}
     return value
-
-
-def _check_name(name: Any) -> None:
-    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-        raise InputError(f"{name!r} is not the name of a function")
-
-
-def _humaneval(row: dict) -> Problem:
-    if not all(isinstance(row.get(key), str) for key in ("prompt", "test", "entry_point")):
-        raise InputError("the tests need the texts 'prompt', 'test' and 'entry_point'")
-    _check_name(row["entry_point"])
-    try:
-        tree = ast.parse(row["test"])
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise InputError("'test' is not Python") from None
-    asserted = [_from_assert(node, row["entry_point"]) for node in ast.walk(tree) if isinstance(node, ast.Assert)]
-    return Problem(tuple(test for test in asserted if test), row["prompt"].rstrip())
-
-
-def _from_assert(node: ast.Assert, name: str) -> Test | None:
-    """Return the test in `assert candidate(...) == literal`; None for `assert True`. Raises `InputError` for others."""
-    test, truth = node.test, True
-    if isinstance(test, ast.Constant):
-        return None
-    match test:
-        case ast.Compare(left=ast.Call() as call, ops=[ast.Eq() | ast.Is()], comparators=[expected]):
-            truth = False
-        case ast.UnaryOp(op=ast.Not(), operand=ast.Call() as call):
-            expected = ast.Constant(False)
-        case _:
-            call, expected = test, ast.Constant(True)
-    try:
-        if call.func.id not in ("candidate", name) or call.keywords:
-            raise ValueError
-        arguments = [ast.literal_eval(argument) for argument in call.args]
-        return Test(arguments, ast.literal_eval(expected), name, truth=truth)
-    except (AttributeError, ValueError, TypeError):
-        raise InputError(f"line {node.lineno} of 'test' does not compare a call with a literal") from None
