@@ -330,7 +330,6 @@ NEEDS = {  # command -> the stages that it trains, whether it answers in the end
 def test_what_each_command_needs():
     found = {name: (o.stages, o.answers, o.own_part) for name in NEEDS for o in [COMMANDS[name]()]}
     assert found == NEEDS
-    assert {name for name in NEEDS if COMMANDS[name]().trains_policy} == {"demo", "run", "ppo", "dpo", "rloo", "grpo"}
     assert {name for name in NEEDS if COMMANDS[name]().methods} == {"demo", "run", "ppo"}
     assert COMMANDS["run"](reward="gold").stages == ("sft", "ppo")
     assert {name for name in NEEDS if COMMANDS[name]().runs_programs} == NEEDS.keys() - {"sft", "rm", "data"}

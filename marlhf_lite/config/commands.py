@@ -37,11 +37,6 @@ class CommandTraits:
     # Values of options that a command does not take.
     environment, reward, report_to, sampler, micro_batch_size = "", "", "", "generate", 0
 
-    @property
-    def trains_policy(self) -> bool:
-        """Whether the command trains a policy by rewards or pairs."""
-        return bool({"ppo", "dpo", "rloo", "grpo"} & set(self.stages))
-
 
 # Commands that leave a run
 

@@ -120,7 +120,7 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
     # 1. Termination rules, the data, and the reward of texts.
     run.learn(rules=lambda options: {name: make_rule(o, o.seed) for name, o in options.methods.items()})
     run.learn(tokenizer=lambda options: load_tokenizer(options.model), sampler=open_sampler)
-    run.learn(own=lambda path, reopens: RunFolder.open(path) if reopens and is_run(path) else None)
+    run.learn(own=lambda path, reopens: RunFolder.open(path) if reopens else None)
     run.learn(earlier=lambda inputs: runs_of(inputs.folders))
     run.learn(date=lambda own, earlier: broadcast_object_list([date_of([own] if own else earlier)])[0])
     run.learn(asked=asked_columns, data=_read_data, task=lambda data: data[0], reward=_open_reward)
@@ -255,14 +255,13 @@ def open_run(path: Path, config: dict, resume: bool = False, manifest: dict | No
     """
     state = PartialState()
     state.wait_for_everyone()  # no process looks for an existing run after another has made it
-    if state.is_main_process and resume and is_run(path):
+    if state.is_main_process and resume:
         run = RunFolder.open(path)
         if set(run.config) <= {"versions", *config}:
             earlier, manifest = run.manifest["accepted"], manifest or {}
             run.manifest |= manifest | {"accepted": earlier + manifest.get("accepted", [])}
             run.update_config({name: value for name, value in config.items() if name not in OF_THE_START})
-    elif state.is_main_process and not (resume and path.exists()):
-        # Also for a stage that starts over.
+    elif state.is_main_process:
         RunFolder.create(path, config | {"resume": "", "accept_changed": False}, manifest)
     state.wait_for_everyone()
     return RunFolder.open(path)
