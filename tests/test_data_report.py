@@ -11,7 +11,7 @@ from marlhf_lite.cli import main
 from marlhf_lite.config.commands import COMMANDS, DataCommand, RunCommand
 from marlhf_lite.config.parser import parse
 from marlhf_lite.experiments.context import open_context
-from marlhf_lite.experiments.data import fit_lengths, note_on_sentences
+from marlhf_lite.experiments.data import fit_lengths
 from marlhf_lite.experiments.inputs import find_inputs
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.utils.run_folder import RunFolder
@@ -114,15 +114,6 @@ def test_a_run_that_needs_no_reward_model_goes_on_without_one_where_all_pairs_ar
     samples = [json.loads(line) for line in (tmp_path / "same" / "samples.jsonl").read_text().splitlines()]
     assert {row["method"] for row in samples} == {"SFT", "MA-PPO"}
     assert all("gold" in row and "rm_score" not in row for row in samples)
-
-
-@pytest.mark.parametrize(
-    ("texts", "count"),
-    [(["one. two.", "one! two?", "一。二。", "no end"], 0), (["no end", "none at all", "one. two."], 2)],
-)
-def test_texts_without_an_end_of_a_sentence_are_counted(texts, count):
-    notes = list(note_on_sentences(task_of([{"prompt": "a", "chosen": text} for text in texts])))
-    assert len(notes) == bool(count) and all(note.startswith(f"{count} of {len(texts)} answers") for note in notes)
 
 
 # The report

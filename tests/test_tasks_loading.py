@@ -152,7 +152,7 @@ UNKNOWN = [
     *((name, {}, f"--dataset {name}: ") for name in ("qqqq", "", "a/b/c", "owner/", "x" * 5000, "owner/name")),
     ("tiny-tldrr", {}, "did you mean tiny-tldr?"),
     ("owner/name", {}, "ConnectionError: Couldn't reach the host ("),
-    ("tiny-tldr", {"size": 3}, "3 rows are too few"),
+    ("tiny-tldr", {"size": 3}, "tiny-tldr: 3 rows are too few"),
     ("tiny-tldr", {"part": "cnn_dm"}, "--part cnn_dm"),
 ]
 

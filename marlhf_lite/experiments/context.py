@@ -22,7 +22,7 @@ from marlhf_lite.config.parser import OF_THE_START
 from marlhf_lite.evaluation.responses import HeldOutPrompts
 from marlhf_lite.evaluation.sampling import generate_seeded
 from marlhf_lite.experiments import other_tokenizers  # noqa: F401 - it registers a check
-from marlhf_lite.experiments.data import describe_rows, fit_lengths, note_on_sentences, read_task
+from marlhf_lite.experiments.data import describe_rows, fit_lengths, read_task
 from marlhf_lite.experiments.inputs import Inputs
 from marlhf_lite.experiments.manifest import check_contents, check_earlier, contents_of, date_of, runs_of
 from marlhf_lite.experiments.named_rewards import asked_columns, text_reward
@@ -241,8 +241,6 @@ def _notes(options: StageCommand, inputs: Inputs, task: Task, reward: FunctionRe
     for folder in inputs.folders:  # folders of runs are checked before
         if not run_of(folder) and (base := other_base(folder, options.model)):
             yield f"{folder} was trained on {base}, and --model is {options.model}: are these the same weights?"
-    if getattr(options, "termination", "").startswith("sentence"):
-        yield from note_on_sentences(task)
     if not options.stages and reward and task.gold:
         source = "rewards of --environment" if isinstance(reward, EnvironmentReward) else "--reward"
         yield f"{source} {reward.name}: not used: {task.name} has a gold score, and the tables show that one"

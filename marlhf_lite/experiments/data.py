@@ -14,7 +14,6 @@ from marlhf_lite.config.parser import same_data
 from marlhf_lite.experiments.manifest import rows_digests
 from marlhf_lite.models.checks import check_length, check_vocabulary
 from marlhf_lite.models.positions import position_limit
-from marlhf_lite.parsing import split_sentences
 from marlhf_lite.tasks.answers import encode_answers, encode_continuation
 from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
@@ -198,14 +197,6 @@ def _note_on_prompts(chat: Chat) -> Iterator[str]:
     if chat.prompts_differ:
         fix = "the prompt ends where they begin to differ"
         yield f"in {chat.prompts_differ} rows the template writes a prompt in another way than before its answer: {fix}"
-
-
-def note_on_sentences(task: Task) -> Iterator[str]:
-    """Yield a note if macro actions are sentences and most texts have no ends of sentences."""
-    texts = _column(task, "chosen")
-    whole = sum(len(split_sentences(text)) < 2 for text in texts)
-    if 2 * whole > len(texts):
-        yield f"{whole} of {len(texts)} answers hold no end of a sentence before their own: each is one macro action"
 
 
 def _column(task: Task, column: str) -> list[str]:

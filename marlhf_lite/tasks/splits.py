@@ -89,9 +89,12 @@ def make_task(
 ) -> Task:
     """Return the task of these rows, split by `split_rows(**options)`; `counts`: rows read, kept and dropped.
 
-    Raises `InputError` if rows are too few.
+    Raises `InputError`, which names the task, if rows are too few.
     """
-    splits = split_rows(rows, seed, **options)
+    try:
+        splits = split_rows(rows, seed, **options)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
     used, sizes = len(rows) + len(options.get("test") or ()), {part: len(split) for part, split in splits.items()}
     counts = dict(counts or {"read": used, "kept": used})
     unused = {"beyond_size": counts["kept"] - used, "prompt_in_test": used - sum(sizes.values())}
