@@ -88,7 +88,9 @@ class SamplerWeights(Objective):
     most = 3.0
 
     def policy_loss(self, batch, outputs, old, count):
-        weights = (old.logprobs - batch.rollout.sampled_logprobs).exp().clamp(max=self.most)  # [B, T]
+        if (sampled := batch.rollout.sampled_logprobs) is None:  # as after --resume with --sampler generate
+            return super().policy_loss(batch, outputs, old, count)
+        weights = (old.logprobs - sampled).exp().clamp(max=self.most)  # [B, T]
         gain = weights * batch.steps.broadcast(old.advantages)
         ratio = (outputs.logprobs - old.logprobs).exp()
         clipped = ratio.clamp(1 - self.config.cliprange, 1 + self.config.cliprange)

@@ -107,7 +107,9 @@ def test_the_script_runs_by_itself():
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/guide.md", "docs/teaching.md", "docs/exam_answers.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/guide.md", "docs/scaling.md", "docs/teaching.md", "docs/exam_answers.md"]
+)
 def test_printed_code_runs(page, base, sft, rm, tokenizer, texts):
     # What the guide says is there already; and fewer updates.
     names = {"base": base, "sft_folder": sft, "rm_folder": rm, "tokenizer": tokenizer, "prompts": texts.prompts}

@@ -158,6 +158,11 @@ def test_gspo_is_two_options(folder, batch):
     case.check(terms, 6, (2, 4))
 
 
+def test_without_log_probabilities_sampler_weights_are_1(folder, batch, n):
+    ours, plain = (Case(batch, FixedNGram(n), objective=name) for name in ("objectives:SamplerWeights", ""))
+    assert ours.loss((6,))[0] == plain.loss((6,))[0] and torch.equal(ours.loss((6,))[1], plain.loss((6,))[1])
+
+
 def with_logprobs(model, *args):
     """`generate`, with the log-probabilities that a server would give."""
     rollout = generate(model, *args)
