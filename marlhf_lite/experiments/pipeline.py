@@ -211,11 +211,11 @@ def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | No
 
 def _trained_already(context: RunContext, name: str, options: commands.PolicyCommand) -> Path | None:
     """Return the policy of a stage that `--resume` finds done, with or without checkpoints; None if it must train."""
-    mark = context.path / name / DONE
-    if not context.resume or not mark.is_file() or read_json(mark) != _length(options):
+    mark, policy = context.path / name / DONE, context.path / name / "policy"
+    if not (context.resume and mark.is_file() and policy.is_dir() and read_json(mark) == _length(options)):
         return None
     print_main(f"{name}: done already")
-    return mark.parent / "policy"
+    return policy
 
 
 def _mark_done(folder: Path, options: commands.PolicyCommand) -> Path:
