@@ -181,6 +181,6 @@ def no_trees(text):
 
 def test_parsing_that_falls_back_everywhere_stops_at_the_first_update(make, run):
     """It would be token-level PPO under another name."""
-    with pytest.raises(InputError, match="no tree for 100% .* link for English, python for programs"):
+    with pytest.raises(InputError, match="no tree for 100% .* --parser python for programs, or for English"):
         make(termination=Parsing(no_trees), run=run).train()
     assert run.metrics() == []
