@@ -117,8 +117,6 @@ class Servers:
                     once = client.with_options(max_retries=0, timeout=PATIENCE)
                     once.post("/unload_lora_adapter", body={"lora_name": place.name}, cast_to=str)
             shutil.rmtree(place, ignore_errors=True)
-            with suppress(OSError):  # another process may use it
-                self.folder.rmdir()
 
 
 def addresses():

@@ -43,6 +43,7 @@ def vllm(monkeypatch, tmp_path):
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
     monkeypatch.syspath_prepend(EXAMPLES)
+    (tmp_path / "adapters").mkdir()
     monkeypatch.setenv("VLLM_FOLDER", str(tmp_path / "adapters"))
     return importlib.import_module("vllm_sampler")
 
@@ -90,7 +91,7 @@ def test_every_server_has_every_adapter_for_one_update_and_its_share_of_the_prom
         assert server.names("unload_lora_adapter") == loaded and not server.adapters
         asked = server.names("completions")
         assert asked == [name for name in loaded for _ in range(2)]  # half of four, while that adapter is there
-    assert not (tmp_path / "adapters").exists()
+    assert not list(tmp_path.glob("adapters/*"))
     seeds = [body["seed"] for server in servers for route, _, body in server.requests if route == "completions"]
     assert len(set(seeds)) == len(seeds) == 12
 
@@ -302,7 +303,7 @@ def test_a_server_on_another_machine_finds_adapters_in_the_folder_that_both_see(
     fails(
         trainer.train, f"--sampler {NAME}", "No adapter found for", str(tmp_path / "adapters"), "must see this folder"
     )
-    assert not trainer.history and not server.adapters and not (tmp_path / "adapters").exists()
+    assert not trainer.history and not server.adapters and not list(tmp_path.glob("adapters/*"))
     monkeypatch.setenv("VLLM_FOLDER", str(tmp_path / "shared" / "adapters"))
     rows = make(server, updates=2).train()
     assert len(rows) == 2 and max(row["sampler_difference"] for row in rows) < 1e-5
@@ -314,7 +315,7 @@ def test_without_a_folder_adapters_go_to_the_current_one(serve, make, tmp_path, 
     server = serve()
     make(server, updates=1).train()
     (place,) = [body["lora_path"] for route, _, body in server.requests if route == "load_lora_adapter"]
-    assert Path(place).parent == tmp_path / "vllm-adapters" and not list(tmp_path.iterdir())
+    assert Path(place).parent == tmp_path / "vllm-adapters" and not list(tmp_path.glob("vllm-adapters/*"))
 
 
 def test_an_evaluation_whose_server_does_not_see_the_folder_stores_nothing(
