@@ -248,7 +248,7 @@ def _compare(options: commands.CompareCommand) -> None:
 
 
 def _judge(options: commands.JudgeCommand) -> None:
-    from marlhf_lite.extras.judges.answers import run_judge
+    from marlhf_lite.extras.judges.judges import run_judge
 
     if os.environ.get("RANK", "0") == "0":  # an endpoint is paid once, whatever the number of processes
         run_judge(options)

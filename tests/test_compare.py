@@ -11,7 +11,7 @@ from marlhf_lite.evaluation.compare import compare
 from marlhf_lite.evaluation.responses import KEY, ResponseStore, read_responses, write_rows
 from marlhf_lite.evaluation.scores import prompt_ids, to_frame
 from marlhf_lite.evaluation.statistics import paired_bootstrap, wilson
-from marlhf_lite.extras.judges.answers import find_answers
+from marlhf_lite.extras.judges.judges import first_answers
 from marlhf_lite.utils.run_folder import split_paths
 
 PROMPTS = [f"prompt {i}" for i in range(8)]
@@ -118,7 +118,7 @@ def test_a_run_at_several_temperatures_names_each(write):
     assert set(read_responses(path)["method"]) == {"SFT"}
     assert [row["method"] for row in compare([path.parent])] == ["SFT T=0.0", "SFT T=0.8"]
     assert compare([path.parent], "SFT T=0.8")[0]["baseline"] == "SFT T=0.8"
-    assert {row["method"] for row in find_answers(str(path.parent))[0]} == {"SFT T=0.0", "SFT T=0.8"}
+    assert {row["method"] for row in first_answers(str(path.parent))} == {"SFT T=0.0", "SFT T=0.8"}
 
 
 def test_faults_are_named_in_one_line(write, tmp_path):

@@ -14,7 +14,6 @@ from marlhf_lite.extras.judges.judgments import (
     Comparison,
     Judge,
     Judgment,
-    NotJudged,
     judge_pairs,
     make_pairs,
     read_judgments,
@@ -112,7 +111,7 @@ def test_a_repeated_run_asks_nothing_and_gives_the_same(tmp_path, pairs):
     assert judge_pairs(again, pairs, tmp_path, "both") == before and not again.asked
     assert read_judgments(tmp_path / "longer.jsonl") == [row for row in before if row["pair"] != "é"]
     same = [row["winner"] for row in before if row["pair"] == "é"]
-    assert same == ["tie"] * (pairs is ODD) and summary(before)["identical"] == len(same)
+    assert same == ["tie"] * (pairs is ODD)
     assert set(judge.prompts) == {pair.prompt for pair in pairs if pair.first != pair.second}
 
 
@@ -159,7 +158,7 @@ def test_a_judge_without_an_identity_is_asked_again_and_what_it_says_now_counts(
     assert read_judgments(path) == after
 
 
-def test_a_judge_that_cannot_be_asked_is_asked_again_and_three_times_in_a_row_end_the_run(tmp_path):
+def test_what_is_skipped_is_asked_again_and_five_answers_in_a_row_without_a_verdict_end_the_run(tmp_path):
     class Failing(Longer):
         def __init__(self, bad):
             super().__init__()
@@ -168,16 +167,16 @@ def test_a_judge_that_cannot_be_asked_is_asked_again_and_three_times_in_a_row_en
         def __call__(self, prompt, a, b):
             judgment = super().__call__(prompt, a, b)
             if prompt in self.bad:
-                raise NotJudged("HTTP 500")
+                return Judgment("skipped", raw="HTTP 500")
             return judgment
 
     judgments = judge_pairs(Failing({1, 2, 4, 6}), PAIRS, tmp_path)
     assert [row["pair"] for row in judgments if row["winner"] == "skipped"] == ["1", "2", "4", "6"]
     assert len(read_judgments(tmp_path / "longer.jsonl")) == 8
-    judge = Failing({1, 2, 4})
-    fails(lambda: judge_pairs(judge, PAIRS, tmp_path), "3 comparisons in a row", "HTTP 500", "kept")
-    assert judge.prompts == ["prompt 1", "prompt 2", "prompt 4"]
-    fails(lambda: judge_pairs(Failing({0, 1}), PAIRS[:2], tmp_path / "new"), "2 comparisons in a row")
+    judge = Failing({2, 3, 4, 5, 6})
+    fails(lambda: judge_pairs(judge, PAIRS, tmp_path / "new"), "5 answers in a row", "HTTP 500", "kept")
+    assert judge.prompts == [f"prompt {i}" for i in range(7)]
+    assert len(read_judgments(tmp_path / "new" / "longer.jsonl")) == 2
 
 
 # Counts
@@ -267,25 +266,9 @@ def test_what_stands_around_a_verdict_is_left_out(form):
     assert (answer.winner, answer.scores, answer.raw) == ("B", GOOD["scores"], text)
 
 
-def test_winners_in_any_case_and_scores_as_text():
-    words = {
-        "a": "A",
-        " b ": "B",
-        "Tie": "tie",
-        "TIE": "tie",
-        "**A**": "A",
-        "(B).": "B",
-        "Summary B": "B",
-        "answer_a": "A",
-        "Model B": "B",
-        "draw": "tie",
-        "Neither": "tie",
-    }
-    for word, winner in words.items():
+def test_winners_in_any_case():
+    for word, winner in {"a": "A", " b ": "B", "Tie": "tie", "TIE": "tie"}.items():
         assert parse_judgment(changed(winner=word), CRITERIA["tldr"]).winner == winner
-    for text, number in {"9": 9, " 6.5 ": 6.5, "7/10": 7, "8 /10": 8, "8 / 10": 8}.items():
-        answer = parse_judgment(scored(fluency=text), CRITERIA["tldr"])
-        assert answer.winner == "B" and answer.scores["A"]["fluency"] == number
 
 
 QUOTED = "The text of A says " + changed(winner="A")
@@ -293,11 +276,11 @@ MALFORMED = [
     changed(winner="a tie"), changed(winner="Response C"), changed(winner="AB"), changed(winner=""),
     "", "B", "null", "[]", "The winner is B.", json.dumps(GOOD)[:-1], json.dumps(GOOD) * 2,
     QUOTED + json.dumps(GOOD), QUOTED + json.dumps(GOOD)[:-1], QUOTED + changed(winner="C"), "<think>" + QUOTED,
-    changed(winner="A or B"), changed(winner=None), changed(winner=["A"]), changed(reason=None), changed(more=1),
+    changed(winner="A or B"), changed(winner=None), changed(winner=["A"]), changed(more=1), scored(fluency="7"),
     changed(scores={}), changed(scores=[SIDE, SIDE]), changed(scores={"A": SIDE}), scored(fluency=0),
     scored(fluency=11), scored(fluency="good"), scored(fluency="0"), scored(fluency="9/5"), scored(fluency="nan"),
     scored(fluency=True), scored(length=5), scored(fluency=float("nan")),
-    json.dumps({k: GOOD[k] for k in ("scores", "winner")}), json.dumps(GOOD)[:-1] + ', "winner": "A"}', "[" * 100_000,
+    json.dumps({k: GOOD[k] for k in ("scores", "winner")}), "[" * 100_000,
     '{"a":' * 5_000,
 ]  # fmt: skip
 

@@ -28,8 +28,7 @@ VALID = ("first", "second", "tie")
 WINNERS = (*VALID, "malformed", "skipped")
 IDENTICAL = "the two responses are the same text"
 Order = Literal["random", "both"]
-GIVE_UP = 3  # comparisons in a row without a judgment that end a run
-FEW_VERDICTS = 5  # malformed answers that end a run if they are more than half of its answers
+GIVE_UP = 5  # answers in a row without a verdict that end a run
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Comparison:
     first: str
     second: str
     methods: tuple[str, str] = ("first", "second")  # the authors, hidden from judges
-    shown: str = "first"  # the response that the judge sees as A; "none" if the judge sees no order
+    shown: str = "first"  # the response that the judge sees as A; "none" if both have the same text
 
     @property
     def sides(self) -> dict[str, str]:
@@ -58,7 +57,7 @@ class Comparison:
 class Judgment:
     """A judge's verdict on responses A and B."""
 
-    winner: str  # A, B, tie, malformed (the text has no verdict) or skipped
+    winner: str  # A, B, tie, malformed (the text has no verdict) or skipped (to be asked again)
     scores: dict | None = None  # {"A": {criterion: number}, "B": {criterion: number}}
     raw: str = ""  # the judge's text, or the reason why a verdict is missing
 
@@ -88,20 +87,14 @@ class Judge:
     """A function from a prompt and responses A and B to a `Judgment`; it never gets the methods' names.
 
     Subclasses set `name`, which names the file; `identity`, everything else that a judgment depends on, without secrets
-    ("": judgments are not reused); `ordered`, whether the judge sees one response before the other; and `workers`, the
-    number of threads that may call it at the same time.
+    ("": judgments are not reused); and `workers`, the number of threads that may call it at the same time.
     """
 
-    name, criteria, identity = "judge", "", ""
-    ordered, workers = True, 1
+    name, criteria, identity, workers = "judge", "", "", 1
 
     def __call__(self, prompt: str, a: str, b: str) -> Judgment:
-        """Raises `InputError` to end the run, `NotJudged` to leave this comparison for the next run."""
+        """Raises `InputError` to end the run."""
         raise NotImplementedError
-
-
-class NotJudged(Exception):
-    """The judge could not be asked about this comparison; the next run asks again."""
 
 
 def judge_pairs(
@@ -109,68 +102,45 @@ def judge_pairs(
 ) -> list[dict]:
     """Ask a judge about every pair.
 
-    Each judgment is written when it arrives and never asked for again: an interrupted run continues, a repeated run
-    costs nothing. Two responses with the same text are a tie without asking.
+    Each judgment is written when it arrives and never asked for again, except one that is skipped: an interrupted run
+    continues, a repeated run costs nothing. Two responses with the same text are a tie without asking.
 
     Args:
         pairs: from `make_pairs`; their ids differ.
         folder: holds one file of judgments for each judge, NAME.jsonl.
         order: `random` shows one of the two responses first, drawn from `seed`, the judge's name and the pair's id;
-            `both` asks in both orders. A judge that sees no order is asked once.
+            `both` asks in both orders.
 
     Returns:
         One row per pair and order: pair (its id), winner (one of `WINNERS`), judge, methods, shown (the response shown
-        first), criteria, scores, raw.
+        first, "none" if both have the same text), criteria, scores, raw.
 
     Raises:
-        InputError: no pairs, or a judge that cannot continue; judgments so far are kept.
+        InputError: no pairs, a judge that cannot continue, or GIVE_UP answers in a row without a verdict; judgments so
+            far are kept.
     """
     store = JudgmentStore(judge, pairs, folder, order, seed)
-    if waiting := store.waiting():
-        _ask(store, waiting)
-    return store.rows()
-
-
-def _ask(store: "JudgmentStore", waiting: Sequence[Comparison]) -> None:
-    judge, judgments = store.judge, []
+    waiting, without = store.waiting(), 0
 
     def ask(comparison: Comparison) -> Judgment:
-        try:
-            judgment, write = judge(*comparison.texts), True
-        except NotJudged as error:
-            judgment, write = Judgment("skipped", raw=str(error)), False
-        store.add(comparison, judgment, write)
+        judgment = judge(*comparison.texts)
+        store.add(comparison, judgment)
         return judgment
 
-    bar = tqdm(total=len(waiting), desc=f"judgments of {judge.name}")
+    bar = tqdm(total=len(waiting), desc=f"judgments of {judge.name}", disable=not waiting)
     # In the end the pool waits for requests under way, which are paid for. An error cancels the others.
     with bar, ThreadPoolExecutor(judge.workers) as pool:
         ask_all = map if judge.workers == 1 else pool.map  # one worker asks nothing after an error
         for part in (waiting[:1], waiting[1:]):  # if the first one is refused, no other is sent
             for judgment in ask_all(ask, part):
                 bar.update()
-                judgments.append(judgment)
-                _check_so_far(judge.name, judgments, few=min(GIVE_UP, len(waiting)))
-
-
-def _check_so_far(name: str, judgments: Sequence[Judgment], few: int) -> None:
-    """Raise `InputError` if the last `few` comparisons were not judged, or if most answers so far have no verdict."""
-    last = judgments[-few:]
-    if len(last) == few and all(judgment.winner == "skipped" for judgment in last):
-        what = f"{few} comparisons in a row were not judged ({last[-1].raw})"
-        raise InputError(f"{name}: {what}: judgments so far are kept, run it again to continue")
-    if sum(judgment.winner == "malformed" for judgment in judgments) >= FEW_VERDICTS:
-        check_verdicts(name, [vars(judgment) for judgment in judgments])
-
-
-def check_verdicts(name: str, judgments: Sequence[Mapping]) -> None:
-    """Raise `InputError` if more than half of a judge's answers have no verdict."""
-    malformed = [row["raw"] for row in judgments if row["winner"] == "malformed"]
-    if len(malformed) > len(judgments) / 2:
-        shown = textwrap.shorten(printable(malformed[-1]), 100, placeholder=" ...") or "an empty text"
-        what = f"{len(malformed)} of {len(judgments)} answers have no verdict, such as: {shown}; they are kept"
-        fix = "take another --judge_model, or a larger --judge_max_tokens for one that thinks first"
-        raise InputError(f"{name}: {what}: {fix}")
+                without = 0 if judgment.winner in ("A", "B", "tie") else without + 1
+                if without == GIVE_UP:
+                    said = textwrap.shorten(printable(judgment.raw), 200, placeholder=" ...") or "an empty text"
+                    fix = "try another --judge_model, a larger --judge_max_tokens, or 0 for a plain request"
+                    what = f"{GIVE_UP} answers in a row have no verdict, such as: {said}; judgments so far are kept"
+                    raise InputError(f"{judge.name}: {what}: {fix}")
+    return store.rows()
 
 
 class JudgmentStore:
@@ -192,7 +162,7 @@ class JudgmentStore:
         for pair in pairs:
             drawn = random.Random(ascii((seed, judge.name, pair.id))).choice(("first", "second"))
             shown_first = ("first", "second") if order == "both" else (drawn,)
-            if not judge.ordered or pair.first == pair.second:
+            if pair.first == pair.second:
                 shown_first = ("none",)
             for shown in shown_first:
                 comparison = replace(pair, shown=shown)
@@ -205,12 +175,12 @@ class JudgmentStore:
         """Return comparisons without a judgment, one of those with the same texts."""
         return list({key: comparison for comparison, key in self.comparisons.items() if key not in self.done}.values())
 
-    def add(self, comparison: Comparison, judgment: Judgment, write: bool = True) -> None:
-        """Add a judgment, and write it at once."""
+    def add(self, comparison: Comparison, judgment: Judgment) -> None:
+        """Add a judgment, and write it at once; one that is skipped is left for the next run."""
         row = self._row(comparison, judgment)
         with self._lock:
             self.done[row["key"]] = row
-            if write:
+            if judgment.winner != "skipped":
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 append_lines(self.path, [row])
 
@@ -270,7 +240,7 @@ def combine(rows: Sequence[Mapping]) -> list[dict]:
 def summary(rows: Sequence[Mapping]) -> dict:
     """Count judgments over pairs: win, lose and tie of the first method (together `judged`), malformed, skipped.
 
-    `identical` counts pairs of the same text, which are ties. `position` has `first_shown_share`, the share of
+    `position` has `first_shown_share`, the share of
     judgments with a winner that name the response shown first (0.5 without bias, None without an order), and
     `consistency`, the share of pairs asked in both orders whose judgments agree.
     """
@@ -287,7 +257,6 @@ def summary(rows: Sequence[Mapping]) -> dict:
         "win": count["first"],
         "lose": count["second"],
         **{name: count[name] for name in ("tie", "malformed", "skipped")},
-        "identical": sum(row["raw"] == IDENTICAL for row in pairs),
         "position": {
             "decided": len(decided),
             "first_shown_share": fmean(decided) if decided else None,

@@ -19,8 +19,7 @@ _TEXTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="
 VERDICT_CHARACTERS = 100_000  # characters of a text that are read: unclosed braces take long
 LOWEST, HIGHEST = 1, 10  # score of a criterion
 _THOUGHTS = re.compile(r"\A.*</think(?:ing)?>|<think(?:ing)?>.*", re.DOTALL | re.IGNORECASE)  # or cut
-_NAMES, _TIES = "response|reply|answer|summary|assistant|option|model|candidate", "tie|draw|equal|both|neither"
-_WINNER = re.compile(rf"\W*(?:(?:{_NAMES})[\s_]*)?(a|b|{_TIES})\W*", re.IGNORECASE)
+WINNERS = {"a": "A", "b": "B", "tie": "tie"}
 
 
 @dataclass(frozen=True)
@@ -72,23 +71,20 @@ def parse_judgment(text: str, criteria: Criteria) -> Judgment:
     """Read the JSON verdict that `instructions` ask for; a text without exactly one such verdict is `malformed`.
 
     Thoughts up to </think>, and prose or a fence around the object, are left out. The winner may be in lower or upper
-    case, with marks around it or as "Answer A", a tie as "draw", a score as a number or as text ("7", "7/10"). Faults
-    are a missing, repeated or unknown key, a score outside 1 to 10, and a second object after the verdict.
+    case. Faults are a missing or unknown key, a score outside 1 to 10, and a second object after the verdict.
     """
-    objects = list(_objects(_THOUGHTS.sub("", text)[:VERDICT_CHARACTERS]))
-    verdicts = [verdict for verdict in (_verdict(each, criteria) for each in objects) if verdict]
-    if len(verdicts) != 1 or not _verdict(objects[-1], criteria):  # a quotation may stand before it
+    found = [_verdict(value, criteria) for value in _objects(_THOUGHTS.sub("", text)[:VERDICT_CHARACTERS])]
+    if sum(map(bool, found)) != 1 or not found[-1]:  # a quotation may stand before it
         return Judgment("malformed", raw=text)
-    winner, scores = verdicts[0]
-    return Judgment(winner, scores, text)
+    return Judgment(*found[-1], text)
 
 
 def _objects(text: str) -> Iterator[dict | None]:
     """Yield the JSON objects of a text in order, and None for each brace that begins no object."""
-    decoder, place = json.JSONDecoder(object_pairs_hook=_unique_keys), text.find("{")
+    place = text.find("{")
     while place >= 0:
         try:
-            value, end = decoder.raw_decode(text, place)
+            value, end = json.JSONDecoder().raw_decode(text, place)
         except (ValueError, RecursionError):
             value, end = None, place + 1
         yield value
@@ -98,28 +94,15 @@ def _objects(text: str) -> Iterator[dict | None]:
 def _verdict(value: dict | None, criteria: Criteria) -> tuple[str, dict] | None:
     """Return winner and scores if the object is a verdict, else None."""
     try:
-        winner, sides = _WINNER.fullmatch(value["winner"])[1].lower(), value["scores"]
-        scores = {side: {name: _score(n) for name, n in sides[side].items()} for side in sides}
+        winner, scores = WINNERS.get(value["winner"].strip().lower()), value["scores"]
+        sides = [scores["A"], scores["B"]]
+        numbers = [n for side in sides for n in side.values()]
         fits = (
             value.keys() == {"reason", "scores", "winner"}
-            and isinstance(value["reason"], str)
             and scores.keys() == {"A", "B"}
-            and all(side.keys() == criteria.aspects.keys() for side in scores.values())
+            and all(side.keys() == criteria.aspects.keys() for side in sides)
+            and all(type(n) in (int, float) and LOWEST <= n <= HIGHEST for n in numbers)
         )
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (LookupError, TypeError, AttributeError):
         return None
-    return ({"a": "A", "b": "B"}.get(winner, "tie"), scores) if fits else None
-
-
-def _score(n: float | str) -> float:
-    """Return a score as a number. Raises `ValueError` or `TypeError` for anything but a number from 1 to 10."""
-    n = float(n.replace(" ", "").removesuffix(f"/{HIGHEST}")) if isinstance(n, str) else n
-    if isinstance(n, bool) or not LOWEST <= n <= HIGHEST:
-        raise ValueError(f"{n} is not a score")
-    return n
-
-
-def _unique_keys(pairs: list[tuple]) -> dict:
-    if len(dict(pairs)) != len(pairs):
-        raise ValueError("a key twice")
-    return dict(pairs)
+    return (winner, scores) if winner and fits else None
