@@ -259,7 +259,5 @@ class EndpointConfig(Checked):
         "https://api.openai.com/v1", "Base URL, without /chat/completions; OPENAI_API_KEY has the endpoint's key."
     )
     judge_model: str = option("", "Name of the model at the endpoint.")
-    judge_max_tokens: int = option(
-        400, "Longest verdict in tokens; 0: ask without limit and temperature.", least=0
-    )
+    judge_max_tokens: int = option(400, "Longest verdict in tokens; 0: ask without limit and temperature.", least=0)
     workers: int = option(0, "Number of requests at a time; 0: chosen for you.", least=0)
