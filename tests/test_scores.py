@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from conftest import fails
 
-from marlhf_lite.evaluation.distributions import distributions, score_table, shift_summary, shifts
+from marlhf_lite.evaluation.distributions import distributions, score_table, shifts
 from marlhf_lite.evaluation.scores import (
     prompt_ids,
     score_matrix,
@@ -149,11 +149,6 @@ def test_distributions():
 def test_shifts_are_by_prompt_and_sample():
     moved = shifts(frame(PPO=PPO, SFT=SFT))
     assert list(moved) == ["PPO"] and np.array_equal(moved["PPO"], (PPO - SFT).ravel())
-    (found,) = shift_summary(frame(SFT=SFT, PPO=PPO))
-    assert found["mean"] == pytest.approx(paired_bootstrap(PPO.mean(1), SFT.mean(1))._asdict())
-    assert found["quantiles"][0.5] == pytest.approx(np.quantile(PPO - SFT, 0.5))
-    assert found["below"][0]["share"]["mean"] == pytest.approx((PPO - SFT < 0).mean())
-    assert shift_summary(frame(SFT=SFT)) == []
 
 
 def test_methods_that_cannot_be_compared_are_refused():

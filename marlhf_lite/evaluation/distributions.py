@@ -60,17 +60,6 @@ def shifts(scores: pd.DataFrame) -> pd.DataFrame:
     return scores.drop(columns=base).sub(scores[base], axis=0)
 
 
-def shift_summary(scores: pd.DataFrame) -> list[dict]:
-    """Return each method's `mean` shift, its `quantiles`, and the share `below` 0, with intervals; not the baseline's.
-
-    The share below 0 is that of responses which training made worse.
-    """
-    return [
-        {"method": method, **_location(x), "below": [{"threshold": 0.0, "share": _share(x < 0)}]}
-        for method, x in shifts(scores).items()
-    ]
-
-
 def _by_prompt(values: pd.Series) -> pd.Series:
     return values.groupby(level="id", sort=False).mean()
 
