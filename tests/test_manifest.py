@@ -16,9 +16,10 @@ from safetensors.torch import load_file, save_file
 from marlhf_lite.cli import main
 from marlhf_lite.models.loading import load_base, load_policy
 from marlhf_lite.utils import seals
+from marlhf_lite.utils.contents import code_hash, model_hash
 from marlhf_lite.utils.jsonl import append_lines
 from marlhf_lite.utils.run_folder import RunFolder
-from marlhf_lite.utils.seals import atomic_folder, broken, check_seal, code_hash, file_hash, model_hash, seal
+from marlhf_lite.utils.seals import atomic_folder, broken, check_seal, file_hash, seal
 
 TEMPLATE = (
     "Date: {{ strftime_now('%d %b %Y') }}\n{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"

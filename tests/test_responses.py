@@ -22,8 +22,8 @@ from marlhf_lite.models.loading import load_policy, load_score_model, new_reward
 from marlhf_lite.tasks.chats import expect_chats
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Sampling, generate
+from marlhf_lite.utils.contents import model_hash
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.seals import model_hash
 
 
 @pytest.fixture(scope="session")

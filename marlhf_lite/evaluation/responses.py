@@ -38,11 +38,11 @@ from marlhf_lite.training.environments import Dialogue, from_turns
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Rollout, Sampler, Sampling, from_tokens, generate_in_batches
 from marlhf_lite.training.sampler_checks import check_sampled
+from marlhf_lite.utils.contents import model_hash
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import append_lines, read_lines, write_json
 from marlhf_lite.utils.less_memory import in_batches
 from marlhf_lite.utils.run_folder import SAMPLES
-from marlhf_lite.utils.seals import model_hash
 from marlhf_lite.utils.user_code import named_errors
 
 SETTINGS = "settings.json"

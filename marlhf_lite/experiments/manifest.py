@@ -23,9 +23,9 @@ from marlhf_lite.experiments.inputs import Inputs
 from marlhf_lite.models.loading import model_folder
 from marlhf_lite.tasks.prompts import ROW
 from marlhf_lite.tasks.splits import Task
+from marlhf_lite.utils.contents import code_hash, model_hash, text_hash, tokenizer_hash
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder, run_of
-from marlhf_lite.utils.seals import code_hash, model_hash, text_hash, tokenizer_hash
 
 CODE = {"reward": "reward function", "environment": "environment", "objective": "objective", "termination": "rule"}
 COLUMNS = "other columns of the data"

@@ -25,8 +25,8 @@ from marlhf_lite.tasks.prompts import RowColumns
 from marlhf_lite.tasks.tokenization import decode_continuation, encode_prompts, pad
 from marlhf_lite.training.distributed import is_sharded, raise_on_all_ranks
 from marlhf_lite.training.rollout import Rollout, Sampling, from_tokens, sample
+from marlhf_lite.utils.contents import code_hash
 from marlhf_lite.utils.errors import ServerError, one_line
-from marlhf_lite.utils.seals import code_hash
 from marlhf_lite.utils.user_code import line_of
 
 # What `step` returns for a dialogue, and its test: sums of rewards are in float32, texts are written as UTF-8.

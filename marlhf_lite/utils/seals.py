@@ -1,4 +1,4 @@
-"""Contents by their hashes: of models, tokenizers and code that a run reads, and the seals of what it saves.
+"""Seals of what a run saves.
 
 A checkpoint or a saved model carries its hash as a seal: a file at its end, a folder in hashes.json. The seal is
 checked whenever either is read: a flipped bit or half a file is an error. A folder without a seal comes from elsewhere.
@@ -8,12 +8,10 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from modulefinder import ModuleFinder
 from pathlib import Path
 
 from marlhf_lite.utils.errors import InputError
@@ -23,18 +21,6 @@ SEAL = "hashes.json"
 DELETE_IT = "delete it, and --resume takes the one before, if there is one"  # how to go on without a checkpoint
 LARGE, BLOCK, BLOCKS = 2 * 2**30, 2**20, 64  # of a larger file the first block is hashed, and BLOCKS evenly spread ones
 _MARK = b"\nsha256 "  # and 64 digits end a sealed file; torch reads such a file as one without them
-# Entries of a model's config that tell where its weights came from: equal weights may differ in them.
-_PLACES = ("base_model_name_or_path", "_name_or_path", "transformers_version", "peft_version", "inference_mode")
-_SETS = ("target_modules", "exclude_modules", "modules_to_save")  # PEFT writes a set in any order
-_TOKENIZER = ("tokenizer*", "vocab*", "merges*", "special_tokens*", "added_tokens*", "*.model")
-
-
-# Hashes
-
-
-def text_hash(*texts: str) -> str:
-    """Return the SHA-256 of texts in this order."""
-    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
 
 def file_hash(path: Path) -> str:
@@ -56,62 +42,6 @@ def _file_hash(path: Path, size: int, changed: int, moved: int) -> str:
             file.seek(start)
             digest.update(file.read(BLOCK))
     return digest.hexdigest()
-
-
-def model_hash(folder: str | Path, name: str = "checkpoint") -> str:
-    """Return a hash of the weights in a folder and of their config, wherever the folder is.
-
-    Raises `InputError`, which calls the folder `name`, if there are none.
-    """
-    folder = Path(folder)
-    adapter = folder / "adapter_config.json"
-    config, pattern = (adapter, "adapter_model.*") if adapter.is_file() else (folder / "config.json", "*")
-    weights = [path for path in sorted(folder.glob(pattern)) if path.suffix in (".safetensors", ".bin")]
-    weights = weights or sorted(folder.glob("**/*.distcp"))  # of a checkpoint by several processes
-    if not weights or not config.is_file():
-        what = "it holds no weights with their config" if folder.is_dir() else "there is no such folder"
-        raise InputError(f"{name}: {folder}: {what}: give the folder of an adapter or of a model")
-    try:
-        facts = json.loads(config.read_text(encoding="utf-8"))
-        facts = {key: value for key, value in facts.items() if key not in _PLACES}
-        facts |= {key: sorted(facts[key], key=str) for key in _SETS if isinstance(facts.get(key), list)}
-    except (ValueError, AttributeError):
-        raise InputError(f"{name}: {config} is damaged: train it again, or give another folder") from None
-    hashes = [bytes.fromhex(file_hash(path)) for path in weights]
-    return hashlib.sha256(b"".join([json.dumps(facts, sort_keys=True).encode(), *hashes])).hexdigest()
-
-
-def tokenizer_hash(folder: Path) -> str:
-    """Return a hash of the tokenizer's files in a model's folder, apart from its chat template."""
-    facts = {}
-    for path in {path for pattern in _TOKENIZER for path in folder.glob(pattern)}:
-        facts[path.name] = file_hash(path)
-        if path.name == "tokenizer_config.json":
-            settings = json.loads(path.read_text(encoding="utf-8"))
-            facts[path.name] = {key: value for key, value in settings.items() if key != "chat_template"}
-    return text_hash(json.dumps(facts, sort_keys=True))
-
-
-def code_hash(name: str) -> str:
-    """Return a hash of the file of `package.module:name`, which was imported, and of those beside it that it imports.
-
-    Installed packages do not count, nor does this library for code outside it. Empty for other names.
-    """
-    module = sys.modules.get(name.partition(":")[0])
-    if not (place := getattr(module, "__file__", None)):
-        return ""
-    file, parts = Path(place), module.__name__.split(".")
-    root = file.parents[len(parts) - (file.name != "__init__.py")]
-    files = {file}
-    if "site-packages" not in root.parts:
-        ours = {n for n in sys.modules if n.startswith("marlhf_") and n.partition(".")[0] != parts[0]}
-        finder = ModuleFinder([str(root)], excludes=ours)
-        finder.import_hook(module.__name__)
-        files |= {Path(found.__file__) for found in finder.modules.values() if found.__file__}
-    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()
-
-
-# Seals
 
 
 def seal(path: Path) -> None:
