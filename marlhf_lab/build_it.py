@@ -1,7 +1,7 @@
 """The assignment "build it yourself" (docs/homework.md): MA-PPO's `update` in the single file, and what is right.
 
 Models are Gemmas of a few hundred weights, numbers and settings are new each time, and the library computes what is
-right. Only what a call leaves behind counts: its metrics, and the weights of policy and critic.
+right. Only what a call leaves counts: its metrics, and the weights of policy and critic.
 """
 
 import ast

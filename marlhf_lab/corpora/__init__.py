@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from marlhf_lab.corpora import tiny_code, tiny_hh, tiny_steps, tiny_tldr, tiny_webgpt
 
-# tiny-umbrella is made where it is loaded, since its `--part` chooses how long the stories are.
+# tiny-umbrella is made when it is loaded, since its `--part` chooses how long the stories are.
 MAKERS: dict[str, Callable[[random.Random], dict[str, str]]] = {
     "tiny-tldr": tiny_tldr.make_pair,
     "tiny-hh": tiny_hh.make_pair,

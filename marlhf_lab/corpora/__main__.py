@@ -1,4 +1,4 @@
-"""Make the embedded data anew: `python -m marlhf_lab.corpora FOLDER` writes what stands in data/."""
+"""Make the embedded data anew: `python -m marlhf_lab.corpora FOLDER` writes what is in data/."""
 
 import gzip
 import json

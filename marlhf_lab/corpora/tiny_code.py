@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 HIDDEN, EXAMPLES = 5, 2
-BUGS = 0.4  # share of the programs with a bug, where people wrote them
+BUGS = 0.4  # share of programs with a bug among those that people wrote
 NAME = "f"
 LETTERS = "abcdeorst"
 WORDS = "tea bread rope note star road seed boat cart dates stone bead toast roast trade".split()
@@ -81,7 +81,7 @@ class Problem:
 
 
 def run(program: str, arguments: list[Any]) -> list[Any] | None:
-    """What the program gives for each argument; None where it does not compile or stops with an error."""
+    """What the program gives for each argument; None if it does not compile or stops with an error."""
     scope: dict[str, Any] = {}
     try:
         exec(program, scope)

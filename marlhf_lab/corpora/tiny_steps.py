@@ -1,7 +1,7 @@
 """The embedded task `tiny-steps`: arithmetic in 4, 8 or 16 steps, written out one a line, with an exact reward.
 
 An early slip ruins all that follows, and the first wrong step is known (`verify`). Writers slip where people do:
-they forget the carry of an addition, the borrow of a subtraction, or the carry of a doubling, at rates of their own.
+they forget the carry of an addition, the borrow of a subtraction, or the carry of a doubling, at their own rates.
 """
 
 import random
@@ -13,14 +13,14 @@ from marlhf_lite.tasks.tiny_steps.gold import LETTERS, MODULUS, NUMBER, Problem,
 
 STEPS = (4, 8, 16)
 SIGNS = "++--*"  # with equal chance; `*` doubles
-CARRY_SLIPS = {"+": 0.08, "-": 0.2, "*": 0.5}  # chance to forget a carry or borrow, where there is one
+CARRY_SLIPS = {"+": 0.08, "-": 0.2, "*": 0.5}  # chance to forget a carry or borrow, if there is one
 OTHER_SLIP = 0.01  # chance to be one too high or too low, elsewhere
 _LINE = re.compile(rf"([a-p])([+*-])([1-9]):{NUMBER}>{NUMBER}")
 _ANSWER = re.compile(rf"Answer {NUMBER}")
 
 
 def make_problem(rng: random.Random, steps: int | None = None) -> Problem:
-    """One random problem, of 4, 8 or 16 steps where `steps` is not given."""
+    """One random problem, of 4, 8 or 16 steps if `steps` is not given."""
     signs = rng.choices(SIGNS, k=steps or rng.choice(STEPS))
     operations = tuple((sign, 2 if sign == "*" else rng.randint(1, 9)) for sign in signs)
     return Problem(rng.randrange(MODULUS), operations)
@@ -103,9 +103,9 @@ class Fault:
 
 
 def verify(prompt: str, response: str) -> Fault | None:
-    """Find the first wrong line of a response; None where every step and the answer are right.
+    """Find the first wrong line of a response; None if every step and the answer are right.
 
-    A step is wrong by what stands before it in the response: where it goes on rightly from a wrong result, the slip
+    A step is wrong by what comes before it in the response: if it goes on rightly from a wrong result, the slip
     before it is the fault. White space at the end is not counted. All is wrong for a prompt of another task.
     """
     problem, text, place = read_prompt(prompt), response.rstrip(), 0
@@ -120,7 +120,7 @@ def verify(prompt: str, response: str) -> Fault | None:
 
 
 def _check_line(line: str, number: int, due: list[tuple[str, int]], value: int) -> tuple[str, int]:
-    """Return what is wrong with a line, or nothing, and the result that stands in it."""
+    """Return what is wrong with a line, or nothing, and the result in it."""
     if number > len(due):
         return "more", value
     if number == len(due):

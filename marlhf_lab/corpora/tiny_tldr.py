@@ -1,7 +1,7 @@
 """The embedded default: `tiny-tldr`, posts to summarise, with preferences sampled from a known truth.
 
 Posts state six facts about one person between fillers; summaries state some of them, sometimes wrongly, with
-fillers of their own. Labels are drawn from the Bradley-Terry model on the gold score, so a reward model can be no
+their own fillers. Labels are drawn from the Bradley-Terry model on the gold score, so a reward model can be no
 better than its raters, and optimising it too hard shows as gold falling while the reward still rises.
 """
 

@@ -1,7 +1,7 @@
 """How much of each token's credit a critic sees, measured against values by Monte Carlo (`monte_carlo`).
 
 Shapes: B responses, T response tokens, C cuts of a response, K continuations of a state. Every result is an interval of
-a bootstrap over responses; NaN where the variance that divides is not above its noise: sample more continuations.
+a bootstrap over responses; NaN if the variance that divides is not above its noise: sample more continuations.
 """
 
 from collections.abc import Callable, Sequence

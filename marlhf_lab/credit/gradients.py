@@ -4,11 +4,11 @@ An estimator turns the scores and values of a rollout into advantages, and these
 ladder of estimators (presets `estimators/E0` …) changes one thing on each rung: E0 is token-level PPO; E1 has λ^(1/5)
 for λ; E2 has λ at every fifth token and 1 between (segment-level advantage estimation); E3 has macro actions with the
 value of their first token as baseline; E4, MA-PPO, with the mean of their values; E5 also averages KL rewards in a
-macro action. Beside it MC has Monte-Carlo returns, λ = 1, and VC a critic of its own λ (value calibration, arXiv
+macro action. Beside it MC has Monte-Carlo returns, λ = 1, and VC a critic with its own λ (value calibration, arXiv
 2503.01491).
 
 The reference is REINFORCE with a leave-one-out baseline (RLOO, arXiv 2402.14740): it needs no critic, and
-its expectation is the gradient of the objective, score minus β·KL. This holds where log-probabilities are those of the
+its expectation is the gradient of the objective, score minus β·KL. This holds if log-probabilities are those of the
 sampling distribution (`logprobs_at_temperature`, no top-k or top-p); otherwise it is nearly so.
 
 Each of P prompts is answered K times; the k-th answers to all prompts are replicate k. Products of *different*
@@ -150,7 +150,7 @@ class GradientComparison:
     """An estimator's gradient against the reference's."""
 
     kept: Interval  # length of the expected gradient along the reference's, as a share of it: the signal that is left
-    direction: Interval  # cosine of the two expected gradients: 1 where the estimator is not biased in direction
+    direction: Interval  # cosine of the two expected gradients: 1 if the estimator is not biased in direction
     batch: Interval  # expected cosine, to first order, of the gradient of one batch: bias and noise together
     noise: Interval  # variance of the gradient of one batch, as a multiple of its squared expected length
 
@@ -163,7 +163,7 @@ def compare_gradients(gradients: Tensor, reference: Tensor, batch_share: float =
         batch_share: responses of a training batch over those of a replicate; the variance falls as one over it.
 
     Returns:
-        Intervals of a bootstrap over replicates; what would change with other prompts is not in them. NaN where noise
+        Intervals of a bootstrap over replicates; what would change with other prompts is not in them. NaN if noise
         hides the signal: sample more replicates.
     """
     within, cross, other = (_products(*pair) for pair in ((gradients,) * 2, (gradients, reference), (reference,) * 2))

@@ -22,7 +22,7 @@ START: State = (1, HIGHEST, 0)
 
 
 def outcomes(state: State, guess: int) -> Iterator[tuple[float, float, State | None]]:
-    """What a guess may lead to: probability, reward, and the next state, None where the game ends."""
+    """What a guess may lead to: probability, reward, and the next state, None if the game ends."""
     low, high, turns = state
     count, last = high - low + 1, turns + 1 == MAX_TURNS
     yield 1 / count, score(turns + 1), None

@@ -71,7 +71,7 @@ def compare_rankings(values: Tensor, scores: Tensor) -> Ranking:
 
 
 def _same_best(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """[N] probability that a and b [N, k] have the same best token, where ties are broken at random."""
+    """[N] probability that a and b [N, k] have the same best token; ties are broken at random."""
     best_a, best_b = (x == x.max(1, keepdims=True) for x in (a, b))
     return (best_a & best_b).sum(1) / (best_a.sum(1) * best_b.sum(1))
 

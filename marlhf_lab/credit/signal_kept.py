@@ -34,7 +34,7 @@ def signal_kept(index: int, length: int, n: float, lam: float, seen: float, sigm
 def break_even(index: int, length: int, n: float, lam: float) -> float:
     """Return the share s from which on macro actions with equal weights keep less of this token's credit than tokens.
 
-    1 where they keep no less whatever the critic sees.
+    1 if they keep no less whatever the critic sees.
     """
     averaged, steps = _place(index, length, n)
     gain = lam**steps - lam ** (length - 1 - index)  # with a critic that sees nothing
@@ -53,7 +53,7 @@ def _place(index: int, length: int, n: float) -> tuple[float, int]:
 def decisive_token(part: str) -> tuple[int, int] | None:
     """Return the place of the decisive word in a response, from 0, and the response's tokens, EOS included.
 
-    None where the place is random. Raises `InputError` for an unknown part.
+    None if the place is random. Raises `InputError` for an unknown part.
     """
     length, place, _ = parse_part(part)
     return None if place == "random" else ({"first": 0, "last": length}[place], length + 5)

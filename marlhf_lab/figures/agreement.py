@@ -31,7 +31,7 @@ class Agreement(NamedTuple):
     """How far two raters give the same verdicts on the same pairs."""
 
     agreement: Interval  # share of pairs
-    kappa: Interval  # Cohen's κ: 1 is full agreement, 0 what chance gives; NaN where chance alone gives 1
+    kappa: Interval  # Cohen's κ: 1 is full agreement, 0 what chance gives; NaN if chance alone gives 1
     pairs: int
     left_out: int  # pairs that only one of them judged
 
@@ -64,7 +64,7 @@ def agree(one: Mapping[str, str | None], other: Mapping[str, str | None]) -> Agr
 
 
 def agree_in_groups(couples: Iterable[tuple[Mapping, Mapping]], groups: Mapping[Hashable, Hashable]) -> Agreement:
-    """Agreement and κ of several couples of raters, pooled, where pairs of a group are no independent observations.
+    """Agreement and κ of several couples of raters, pooled, if pairs of a group are not independent observations.
 
     `couples`: (one, other) as for `agree`; `groups`: pair id to its group, such as the prompt that several pairs share.
     Both intervals are bootstrap intervals over groups. κ is Cohen's for one couple, and Fleiss' for all ordered couples
@@ -89,7 +89,7 @@ def agree_in_groups(couples: Iterable[tuple[Mapping, Mapping]], groups: Mapping[
 def kappa(counts: np.ndarray) -> np.ndarray:
     """Cohen's κ of tables of counts [..., K, K]: one rater's verdict by the other's.
 
-    κ = (p_o − p_e) / (1 − p_e): agreement beyond what both would reach by chance. NaN where p_e is 1.
+    κ = (p_o − p_e) / (1 − p_e): agreement beyond what both would reach by chance. NaN if p_e is 1.
     """
     p = counts / counts.sum((-2, -1), keepdims=True)
     observed = np.trace(p, axis1=-2, axis2=-1)
@@ -108,7 +108,7 @@ def agreement_table(
 ) -> list[dict]:
     """`agree` for every two raters (Table 1): dicts with a, b, agreement, kappa (intervals), pairs, left_out.
 
-    `raters`: name to verdicts by pair id, on the same pairs; `groups`: as for `agree_in_groups`, where pairs have them.
+    `raters`: name to verdicts by pair id, on the same pairs; `groups`: as for `agree_in_groups`, if pairs have them.
     """
     rows = []
     for a, b in combinations(raters, 2):

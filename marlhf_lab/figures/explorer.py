@@ -89,7 +89,7 @@ def rule_figure(
 ) -> Figure:
     """Draw the spans of a text's macro actions, and below them the values of tokens and of macro actions.
 
-    What stands in [[double brackets]] is said by an environment: a hole.
+    Text in [[double brackets]] is said by an environment: a hole.
     """
     if not text.strip():
         raise InputError("the text is empty: type one, or pick one above")

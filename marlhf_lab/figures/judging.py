@@ -16,7 +16,7 @@ _LABELS = {"A": "1 is better", "B": "2 is better", "tie": "tie", "skipped": "ski
 
 
 class Person(Judge):
-    """Whose judgments a file holds. Each annotator has a file and an order of their own."""
+    """Whose judgments a file holds. Each annotator has a separate file and order."""
 
     def __init__(self, annotator: str, criteria: Criteria):
         self.name, self.criteria = f"human-{annotator}", criteria.name

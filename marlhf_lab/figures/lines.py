@@ -36,7 +36,7 @@ def line_panels(
     Args:
         panels: title to series.
         x, y: labels of the axes, with units.
-        at: [N] places on the x axis of series that have none of their own; None: 1, 2, …
+        at: [N] places on the x axis of series without places; None: 1, 2, …
         dots: title to series that are drawn as dots; with the name of a line they have its colour.
         drawstyle: of the lines, as matplotlib has them, such as "steps-mid".
         bands: ends of grey bands on the x axis.
@@ -77,7 +77,7 @@ def _places(numbers: Sequence, at: Sequence[float] | None) -> Sequence:
 
 @plt.rc_context(plots.STYLE)
 def reward_panels(curves: plots.Runs, goal: float, y: str, smooth: int = 5) -> np.ndarray:
-    """Draw the rewards of each method in a panel of its own, beside the goal, a grey line; return the Axes."""
+    """Draw the rewards of each method in a separate panel, beside the goal, a grey line; return the Axes."""
     axes = plots.subplots((1, len(curves)), 0.45, sharey=True)[0]
     for ax, (name, runs) in zip(axes, curves.items(), strict=True):
         plots.reward_curves({name: runs}, smooth=smooth, ax=ax)

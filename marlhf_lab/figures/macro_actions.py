@@ -46,7 +46,7 @@ def _width(text: str) -> int:
 
 @functools.cache
 def _fonts(characters: frozenset[str]) -> list[str]:
-    """The monospace font, and installed ones for what it lacks; one warning where no font has a character."""
+    """The monospace font, and installed ones for what it lacks; one warning if no font has a character."""
     fonts, missing = ["monospace"], _lacking(font_manager.findfont("monospace"), filter(str.isprintable, characters))
     for font in font_manager.fontManager.ttflist if missing else ():
         left = missing if font.name.startswith("Last Resort") else _lacking(font.fname, missing)  # boxes for all
@@ -105,7 +105,7 @@ def draw_spans(ax: Axes, pieces: Sequence[str], macro: MacroActions, columns: in
 def spans_html(pieces: Sequence[str], segmentations: Mapping[str, MacroActions], row: int = 0) -> str:
     """The same as an HTML fragment: all text escaped, nothing loaded from outside, no colour of text or page set.
 
-    Colours are half transparent and lie over whatever the page has, light or dark; underlines stay where a printer
+    Colours are half transparent and cover whatever the page has, light or dark; underlines stay where a printer
     leaves backgrounds out. Hovering a span shows its length.
     """
     lines = []
@@ -144,7 +144,7 @@ def _span(pieces: Sequence[str], number: int) -> str:
 def length_histograms(segmentations: Mapping[str, MacroActions]) -> np.ndarray:
     """Draw how long each rule's macro actions are: a panel a rule, in shares of tokens. Return its Axes, flat.
 
-    Shares are of *tokens*, not of macro actions: the chance that a random token lies in a macro action of that length.
+    Shares are of *tokens*, not of macro actions: the chance that a random token is in a macro action of that length.
     Lengths from 16 on share the last bar; a dashed line marks the mean length of a macro action.
     """
     longest, columns = 16, min(3, len(segmentations))

@@ -1,6 +1,6 @@
 """What every teaching notebook begins with, its profile and its set-up, and how it shows figures and diagrams.
 
-The profile is the notebook's parameter `profile` or, where that is empty, the environment variable MARLHF_PROFILE. A
+The profile is the notebook's parameter `profile` or, if that is empty, the environment variable MARLHF_PROFILE. A
 notebook asks for its budget once, near its top: ``seeds = pick(smoke=2, cpu=20)``.
 """
 
@@ -44,7 +44,7 @@ def profile_name() -> str:
 
 
 def pick(smoke: T, cpu: T, gpu: T | None = None) -> T:
-    """Return the value for this notebook's profile; gpu takes cpu's value if it has none of its own."""
+    """Return the value for this notebook's profile; gpu takes cpu's value if it has none."""
     return {"smoke": smoke, "cpu": cpu, "gpu": cpu if gpu is None else gpu}[profile_name()]
 
 
@@ -54,9 +54,9 @@ def setup(seed: int = 0, profile: str = "", sharpness: float = 1.5) -> None:
     From then on the checks of exercises take NumPy arrays, and show an answer that they refuse.
 
     profile: the notebook's parameter, as papermill sets it; empty: what MARLHF_PROFILE says.
-    sharpness: pixels of a figure for each pixel of the page; less where many figures would make a file large.
+    sharpness: pixels of a figure for each pixel of the page; less if many figures would make a file large.
 
-    Raises `InputError` where a package was imported before `pip install` replaced it.
+    Raises `InputError` if a package was imported before `pip install` replaced it.
     """
     check_restart()
     import numpy as np
@@ -99,7 +99,7 @@ class _Bar(tqdm):
 
 
 def check_restart() -> None:
-    """Raise `InputError` where the kernel has imported another version of a package than the one now installed."""
+    """Raise `InputError` if the kernel has imported another version of a package than the one now installed."""
     for name in REPLACED:
         loaded = getattr(sys.modules.get(name), "__version__", None)
         if loaded and loaded != (installed := metadata.version(name)):
@@ -164,7 +164,7 @@ def diagram(name: str) -> Bundle:
 def play(name: str, height: int) -> None:
     """Show a figure to play with, `height` pixels high, and a picture of it.
 
-    The picture is for where no page can be: on GitHub, or in JupyterLab before the notebook is trusted.
+    The picture serves if no page can be shown: on GitHub, or in JupyterLab before the notebook is trusted.
     """
     from IPython.display import HTML, display
 
@@ -188,7 +188,7 @@ document.open(); document.write(page); document.close(); }})();</script>"""
 
 
 def _still(path: Any) -> dict:
-    """The picture that lies beside a diagram or a page; figures/pictures.py makes them."""
+    """The picture beside a diagram or a page; figures/pictures.py makes them."""
     return {"image/png": b64encode(path.with_suffix(".png").read_bytes()).decode(), "text/plain": path.stem}
 
 

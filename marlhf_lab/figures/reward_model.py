@@ -1,7 +1,7 @@
 """How far a reward model can be trusted: accuracy by margin, calibration, and the influence of length on its scores.
 
 A margin is the score of the response that the raters chose minus that of the one they rejected, so a pair is ranked
-right where it is above 0. Each drawing goes into Axes that are given, and returns them.
+right if it is above 0. Each drawing goes into Axes that are given, and returns them.
 """
 
 from collections.abc import Sequence
@@ -51,14 +51,14 @@ def bin_pairs(margins: Sequence[float], by: Sequence[float] | None = None, count
 def correlation(x: Sequence[float], y: Sequence[float], given: Sequence[float] | None = None) -> float:
     """Return Pearson's correlation of x and y [N]; with `given` [N], that of their residuals on a line in `given`.
 
-    Raises `InputError` for different lengths, and where x or y does not vary.
+    Raises `InputError` for different lengths, and if x or y does not vary.
     """
     columns = {"x": finite("x", x), "y": finite("y", y, count=len(x))}
     line = np.ones((len(x), 1)) if given is None else np.vander(finite("given", given, count=len(x)), 2)
     residuals = {name: z - line @ np.linalg.lstsq(line, z, rcond=None)[0] for name, z in columns.items()}
     for name, residual in residuals.items():
         if np.linalg.norm(residual) <= 1e-9 * np.linalg.norm(columns[name]):
-            raise InputError(f"{name} does not vary{'' if given is None else ' where `given` is the same'}")
+            raise InputError(f"{name} does not vary{'' if given is None else ' if `given` is the same'}")
     return float(np.corrcoef(*residuals.values())[0, 1])
 
 
@@ -85,7 +85,7 @@ def accuracy_against(
 ) -> Axes:
     """Draw the share of pairs ranked right against their |margin|, or against `by`, beside the sigmoid of that.
 
-    By the raters' own gap in gold score the sigmoid is the most that any model can reach (where raters follow
+    By the raters' own gap in gold score the sigmoid is the most that any model can reach (if raters follow
     Bradley-Terry); by |margin| it is what the model claims. `margins`, `by` and errors: see `bin_pairs`.
     """
     bins = bin_pairs(margins, by, count)

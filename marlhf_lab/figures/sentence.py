@@ -49,7 +49,7 @@ def errors_by_lam(lams: Sequence[float], errors: Mapping[str, Mapping[str, Seque
 
 
 def changes(words: Sequence[str], ratios: Mapping[str, Sequence[float]], border: float) -> Axes:
-    """Draw new over old probability of each word, a bar for each method; `border` lies between two macro actions."""
+    """Draw new over old probability of each word, a bar for each method; `border` is between two macro actions."""
     ax, places = plt.subplots()[1], np.arange(len(words))
     for shift, (name, ratio) in zip((-0.2, 0.2), ratios.items(), strict=True):
         colour = method_styles([name])[name]["color"]

@@ -192,7 +192,7 @@ def _holds(root: Path, commit: str, paths: Sequence[str]) -> bool:
 def _stored(root: Path) -> tuple[dict[Path, list[dict]], set[Path]]:
     """Folder / name of a run -> environments of its versions in history, oldest first, and of its file; those here.
 
-    A run that is in a file of its own and later in one of the whole study has the same environment in both.
+    A run that is in a separate file and later in one of the whole study has the same environment in both.
     """
     log = _git(root, "log", "--reverse", "--raw", "--no-abbrev", "--no-renames", "--format=", "--", RESULTS).decode()
     written = [line for line in log.splitlines() if re.search(WRITTEN, line)]

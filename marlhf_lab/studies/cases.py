@@ -41,7 +41,7 @@ def cases_table() -> str:
 
 
 def _line(case: str, critic: str, measure: str, gap: Mapping, form: str, good: int, beside: float = 0) -> dict:
-    """A row; `good` is +1 where a number above `beside` is an improvement, else −1."""
+    """A row; `good` is +1 if a number above `beside` is an improvement, else −1."""
     low, high = sorted(good * (gap[end] - beside) for end in ("low", "high"))
     found = "help" if low > 0 else "cost" if high < 0 else "no difference found"
     return {"case": case, "critic": critic, "measure": measure, "gap": say(gap, form, beside), "is": found}

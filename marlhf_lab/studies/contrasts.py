@@ -70,7 +70,7 @@ def ratios_from_logs(logs: Mapping) -> dict:
 
 
 def contrast_table(study, results: Sequence[Mapping]) -> str:
-    """The contrasts of a `Study` as a Markdown table with a legend; empty where its protocol names none."""
+    """The contrasts of a `Study` as a Markdown table with a legend; empty if its protocol names none."""
     lines, seeds = [], []
     for number, (name, contrast) in enumerate(study.contrasts.items()):
         ratio = ratio_of_updates(results, contrast["ratio"], study.threshold, study.window)

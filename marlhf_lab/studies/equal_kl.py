@@ -27,7 +27,7 @@ def path_of(run: Mapping) -> tuple[np.ndarray, np.ndarray]:
 
 
 def score_name(results: Sequence[Mapping]) -> str:
-    """What the score of the paths is: a reward model's where it trained the policy and there is no gold score."""
+    """What the score of the paths is: a reward model's if it trained the policy and there is no gold score."""
     trained_on = (row for run in results if run["options"].get("reward") == "rm" for row in run["curve"])
     by_model = any("gold_mean" not in row for row in trained_on)
     return "RM score" if by_model else "gold score"

@@ -18,7 +18,7 @@ from marlhf_lab.studies.results import t_interval
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.utils import tables
 
-SCORE, WINDOW = "gold_mean", 3  # metric of the curves; updates in a mean, where the protocol gives no other number
+SCORE, WINDOW = "gold_mean", 3  # metric of the curves; updates in a mean, if the protocol gives no other number
 CRITIC = {"credit_seen": "credit seen s", "score_explained_variance": "explained variance of the score"}
 FORMULA_HOLDS = {"", "sae", "vc_ppo", "released"}  # objectives; the last two leave advantages as they are
 LEGEND = (
@@ -45,8 +45,8 @@ def learning_table(
         window: updates in the mean that is compared with it.
 
     Returns:
-        group, method, seeds; updates (median or None, by_seed with None where it is not reached); area (mean, by_seed);
-        and where known updates_difference and area_difference (mean, low, high, by_seed), credit_seen,
+        group, method, seeds; updates (median or None, by_seed with None if it is not reached); area (mean, by_seed);
+        and if known updates_difference and area_difference (mean, low, high, by_seed), credit_seen,
         score_explained_variance, n, and kept (three shares).
     """
     rows = []
@@ -59,7 +59,7 @@ def learning_table(
 
 
 def _speed(run: Mapping, threshold: float, window: int) -> dict:
-    """Return updates to the threshold (None: never), the same with the budget in place of None, and the area."""
+    """Return updates to the threshold (None: never), the same with the budget instead of None, and the area."""
     scores, updates = [row[SCORE] for row in curve_of(run)], updates_to(run, threshold, window)
     return {"reached": updates, "updates": updates or len(scores), "area": float(np.mean(scores))}
 
@@ -85,7 +85,7 @@ def _row(group: str, name: str, runs: Mapping, speeds: Mapping, reference: Mappi
 
 
 def _kept(options: Mapping, seen: float | None) -> dict:
-    """n, and the formula's prediction for the token that decides, where it has a place and the formula holds."""
+    """n, and the formula's prediction for the token that decides, if it has a place and the formula holds."""
     place = decisive_token(options.get("part", "")) if options.get("dataset") == "tiny-umbrella" else None
     if place is None or "lam" not in options or options.get("termination", "fixed") != "fixed":
         return {}

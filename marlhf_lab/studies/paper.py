@@ -35,7 +35,7 @@ OTHER_ANSWERS = "other answers: "
 
 @cache
 def stored(study: str) -> list[dict]:
-    """The results of a study that come with the project; an empty list where there are none yet."""
+    """The results of a study that come with the project; an empty list if there are none yet."""
     try:
         return stored_results(study)
     except InputError:
@@ -70,7 +70,7 @@ def verdict(value: Mapping | None, sign: int = 1, size: float | None = None, bes
 
 
 def gaps(study: str, one: str, other: str, score: str = "rm_score") -> np.ndarray | None:
-    """Differences of two methods, [seeds, prompts]; None where one of them is not stored."""
+    """Differences of two methods, [seeds, prompts]; None if one of them is not stored."""
     runs = by_method(stored(study)) if stored(study) else {}
     seeds = sorted(set(runs.get(one, ())) & set(runs.get(other, ())))
     if not seeds or score not in runs[one][seeds[0]]["final"]:
@@ -79,18 +79,18 @@ def gaps(study: str, one: str, other: str, score: str = "rm_score") -> np.ndarra
 
 
 def compare(study: str, one: str, other: str, score: str = "rm_score") -> dict | None:
-    """The mean difference with its interval for other seeds and prompts; None where it is not measured."""
+    """The mean difference with its interval for other seeds and prompts; None if it is not measured."""
     value = gaps(study, one, other, score)
     return None if value is None else crossed_interval(value)._asdict()
 
 
 def wins(study: str, one: str, other: str, score: str) -> np.ndarray:
-    """1 where the first method's score is higher, ½ for a tie, else 0: [seeds, prompts]."""
+    """1 if the first method's score is higher, ½ for a tie, else 0: [seeds, prompts]."""
     return (np.sign(gaps(study, one, other, score)) + 1) / 2
 
 
 def bad(method: str, of: str = "PPO") -> np.ndarray:
-    """1 where the RM score is below the lowest 5 % of another method's with the same seed, in `main`."""
+    """1 if the RM score is below the lowest 5 % of another method's with the same seed, in `main`."""
     runs = by_method(stored("main"))
     lowest = {seed: np.quantile(run["final"]["rm_score"], 0.05) for seed, run in sorted(runs[of].items())}
     return np.array([np.less(runs[method][s]["final"]["rm_score"], low) for s, low in lowest.items()], dtype=float)
@@ -152,7 +152,7 @@ def turned() -> dict:
 
 
 def norm_change(key: str) -> dict:
-    """log of MA-PPO's mean over training by PPO's, paired by seed: below 0 where it is smaller."""
+    """log of MA-PPO's mean over training by PPO's, paired by seed: below 0 if it is smaller."""
     runs = by_method(stored("main"))
     means = [
         [np.mean([row[key] for row in runs[x][s]["curve"]]) for s in sorted(runs["PPO"])] for x in ("MA-PPO", "PPO")

@@ -13,7 +13,7 @@ POWER, LEVEL = 0.9, 0.05
 
 
 def minimum_detectable(error: float, freedom: float) -> float:
-    """The smallest effect that could be seen where a mean has this standard error: (t + z) times it.
+    """The smallest effect that could be seen if a mean has this standard error: (t + z) times it.
 
     t and z are the quantiles of `LEVEL` and `POWER`. This usual approximation is a little low: by the noncentral t the
     effect is 3 % larger with ten seeds, 8 % with five and 22 % with three.

@@ -106,7 +106,7 @@ METRICS = {"rm_score": "score_mean", "gold": "gold_mean"}  # score -> its metric
 
 
 def _curves(runs: Mapping, names: Sequence[str], baseline: str, scores: Mapping[str, str]) -> dict:
-    """Score curves, L2 norms and outcomes of programs, each where all these methods have its metric in some update."""
+    """Score curves, L2 norms and outcomes of programs, each if all these methods have its metric in some update."""
     drawn = {}
     for score in (score for score in METRICS if score in scores):
         metric = METRICS[score]
@@ -177,7 +177,7 @@ def costs(rows: Sequence[Mapping], target_method: str = "PPO") -> np.ndarray:
 def dots(rows: Sequence[Mapping], keys: Mapping[str, str], text: str, line: str = "method") -> np.ndarray:
     """Draw a panel for each key that rows have, and in it a line for each row that has one of them.
 
-    A line has the name that stands in the row's field `line`, and the colour of its `method`.
+    A line has the name in the row's field `line`, and the colour of its `method`.
     """
     keys = {key: label for key, label in keys.items() if any(key in row for row in rows)}
     shown = [row for row in rows if any(key in row for key in keys)]

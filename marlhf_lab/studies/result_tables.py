@@ -1,10 +1,10 @@
 """The tables of `docs/results.md`, from stored results: `make tables` writes them anew, `make lint` compares them.
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`; `result_tables.yaml` says under NAME what it holds.
-A cell is a text in which braces stand for numbers of the table's study, or of another one that they name first:
+In the text of a cell braces stand for numbers of the table's study, or of another one that they name first:
 
 - `{PPO|gold_gain}`: of a method, what summary.json has under this name; `{main: PPO|kl|.1f}`: with another format;
-- `{contrast|PPO over MA-PPO}`: a contrast of the protocol; `equal`: whether it lies in its margin;
+- `{contrast|PPO over MA-PPO}`: a contrast of the protocol; `equal`: whether it is in its margin;
 - `{mean|PPO|mean reward|.3f}`: a mean over the protocol's `mean_updates`. Such contrasts are differences. All are "-"
   before the planned seeds are there.
 """

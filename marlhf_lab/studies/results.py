@@ -2,7 +2,7 @@
 
 A run leaves one file. When the last planned run is stored, one file holds them all (`join_results`).
 
-Every seed has a reward model of its own, so RM scores have another zero and another scale in each seed. Gains,
+Every seed has its own reward model, so RM scores have another zero and another scale in each seed. Gains,
 differences and costs are therefore computed within a seed and then averaged over seeds.
 """
 
@@ -51,7 +51,7 @@ SAMPLE = ("prompt", "response", "rm_score", "gold", "tokens", "ended")
 def stored_results(study: str) -> list[dict]:
     """Read the results of a study that come with the project, one dict for each method and seed.
 
-    Raises `InputError` where none are stored under this name.
+    Raises `InputError` if none are stored under this name.
     """
     results = read_results(shipped(f"results/{study}"))
     if not results:
@@ -212,7 +212,7 @@ def rounded(value):
 
 
 def by_method(results: Sequence[Mapping]) -> dict[str, dict[int, Mapping]]:
-    """Sort results: method -> seed -> result. Raises `InputError` where they cannot be compared."""
+    """Sort results: method -> seed -> result. Raises `InputError` if they cannot be compared."""
     runs: dict[str, dict[int, Mapping]] = {}
     prompts = [result.get("final", {}).get("prompts") for result in results]  # no final: a study of speed
     for result, answered in zip(results, prompts, strict=True):
@@ -236,12 +236,12 @@ def study_table(results: Sequence[Mapping], baseline: str = "SFT", target_method
             updates, with the same seed) the others are timed to.
 
     Returns:
-        method, seeds, and where known, for each of SCORES: <score> (mean, std over seeds with N−1, by_seed),
+        method, seeds, and if known, for each of SCORES: <score> (mean, std over seeds with N−1, by_seed),
         <score>_gain over the baseline and <score>_difference from the target method (mean, low, high: 95 %, see
         `crossed_interval`; by_seed); kl and tokens (means); score_explained_variance of the critic (mean over
         updates and seeds); cost_<name>, means of what the whole training
-        took; and updates, generated_tokens and seconds until the target score (by_seed, null where it is never
-        reached; mean, low and high: a 95 % t-interval over seeds, null where a seed does not get there). Evaluation
+        took; and updates, generated_tokens and seconds until the target score (by_seed, null if it is never
+        reached; mean, low and high: a 95 % t-interval over seeds, null if a seed does not get there). Evaluation
         is not counted.
 
     Raises:
@@ -272,7 +272,7 @@ def study_table(results: Sequence[Mapping], baseline: str = "SFT", target_method
 
 
 def scores_of(results: Sequence[Mapping]) -> dict[str, str]:
-    """The scores of `SCORES` to report: where all methods trained on gold scores, the reward model's means nothing."""
+    """The scores of `SCORES` to report: if all methods trained on gold scores, the reward model's means nothing."""
     rewards = {result["options"]["reward"] for result in results if "reward" in result.get("options", {})}
     return {score: text for score, text in SCORES.items() if score != "rm_score" or rewards != {"gold"}}
 
@@ -334,7 +334,7 @@ def _costs_to_target(runs: Mapping[int, Mapping], target: Mapping[int, Mapping])
 
 
 def t_interval(values: Sequence[float | None], least: float = -math.inf) -> dict:
-    """Mean, 95 % t-interval (not below `least`) and all values; no mean where one is missing, no interval for one."""
+    """Mean, 95 % t-interval (not below `least`) and all values; no mean if one is missing, no interval for one."""
     out: dict = {"by_seed": list(values), "mean": None, "low": None, "high": None}
     if None in values:
         return out

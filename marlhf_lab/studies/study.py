@@ -5,7 +5,6 @@ same SFT model and reward model, which are trained first. Runs that have a resul
 was interrupted resumes when it is started again. When its last planned run is stored, all results become one file.
 """
 
-import difflib
 import functools
 import hashlib
 import json
@@ -59,7 +58,7 @@ SET_BY_STUDY |= {"sft", "rm", "policies", "eval_samples", "eval_temperatures"}
 # Options that no result depends on. Rows a pass are one of them: a gradient is that of the whole batch.
 RESULT_NEUTRAL = SET_BY_STUDY | {f.name for kind in (CheckpointConfig, LoggingConfig) for f in fields(kind)}
 RESULT_NEUTRAL |= {"per_device_train_batch_size"}
-# Of a model that is not embedded, where a protocol says nothing: protocols are older than the preset's own sampling.
+# Of a model that is not embedded, if a protocol says nothing: protocols are older than the preset's own sampling.
 PAPER_SAMPLING = {"temperature": 0.8, "top_k": 50}
 
 
@@ -96,7 +95,7 @@ class Study:
 
     @property
     def reward_model(self) -> bool:
-        """Whether each seed has a reward model. None has where curves decide, or with tests or a function as reward.
+        """Whether each seed has a reward model. None has one if curves decide, or with tests or a function as reward.
 
         A function needs no pairs, and whether the data have any is not known before they are loaded.
         """
@@ -109,7 +108,7 @@ KEYS |= {"figures": dict, "threshold": float, "window": int, "mean_updates": lis
 
 
 def protocol_file(name: str) -> Path:
-    """The file of a study of the project, by its name, or a YAML file. Raises `InputError` where there is none."""
+    """The file of a study of the project, by its name, or a YAML file. Raises `InputError` if there is none."""
     known = sorted(path.stem for path in STUDIES.glob("*.yaml"))
     path = STUDIES / f"{name}.yaml" if name in known else Path(name).expanduser()
     if not path.is_file():
@@ -126,8 +125,7 @@ def load_study(name: str) -> Study:
     values |= {key: float(values[key]) for key in whole}
     for key, value in values.items():
         if key not in KEYS:
-            close = difflib.get_close_matches(str(key), KEYS, n=1) or KEYS
-            raise InputError(f"{path}: unknown key {key}: did you mean {', '.join(close)}?")
+            raise InputError(f"{path}: unknown key {key}: {did_you_mean(str(key), KEYS)}choose from {', '.join(KEYS)}")
         if not isinstance(value, KEYS[key]):
             raise InputError(f"{path}: {key} {value!r}: give a {KEYS[key].__name__}, as in protocols/main.yaml")
     if "preset" in (shared := values.get("shared", {})):  # the other options win over it
@@ -161,9 +159,8 @@ def _check(study: Study, path: Path) -> None:
         raise InputError(f"{path}: methods: two names differ in punctuation alone: their files would be the same")
     for key in with_todays_names(study.shared):
         if key not in OPTIONS:
-            close = difflib.get_close_matches(str(key), OPTIONS, n=1)
-            hint = f"did you mean {close[0]}?" if close else "see marlhf <command> --help"
-            raise InputError(f"{path}: shared: unknown option {key}: {hint}")
+            hint = did_you_mean(key, OPTIONS)
+            raise InputError(f"{path}: shared: unknown option {key}: {hint}see marlhf <command> --help")
     for figure, names in study.figures.items():
         if not isinstance(names, list) or not set(names) <= set(study.methods):
             raise InputError(f"{path}: figures, {figure}: {names}: give a list of methods")
@@ -210,7 +207,7 @@ class Run:
 def plan(study: Study, seeds: Sequence[int] = (), only: Sequence[str] = ()) -> list[Run]:
     """List all runs of a study, seed by seed.
 
-    Raises `InputError` for a faulty option, before anything runs, and where there is nothing to run.
+    Raises `InputError` for a faulty option, before anything runs, and if there is nothing to run.
     """
     unknown = [name for name in only if name not in study.methods]
     if unknown:
@@ -246,7 +243,7 @@ def _run(study: Study, name: str, seed: int) -> Run:
     try:
         for key in (SET_BY_STUDY | {"seed"}) & set(study.shared | options_of_method):
             raise InputError(f"{key}: the study sets this itself: leave it out")
-        _parse(TRAINING[command] or "evaluate", *unknown)  # raises where there is one
+        _parse(TRAINING[command] or "evaluate", *unknown)  # raises if there is one
         parsed = {stage: _parse(stage, *words[stage]) for stage in stages}
     except InputError as error:
         hint = "; a preset with options of other commands belongs below shared" if "preset" in method else ""
@@ -263,7 +260,7 @@ def _run(study: Study, name: str, seed: int) -> Run:
 
 
 def _check_rewards(study: Study, name: str, command: str, options: dict) -> None:
-    """Raise `InputError` where a method needs a reward model that the study does not have, or its curve is missing."""
+    """Raise `InputError` if a method needs a reward model that the study does not have, or its curve is missing."""
     where = f"study {study.name}, method {name}"
     if study.of_curves and command not in ("ppo", "rloo", "grpo"):
         key = "threshold" if study.threshold is not None else "mean_updates"
@@ -274,7 +271,7 @@ def _check_rewards(study: Study, name: str, command: str, options: dict) -> None
 
 
 def _check_curve(study: Study, name: str, command: str, options: dict) -> None:
-    """Raise `InputError` where a method's curve may stop early, is too short, or has no KL for the study's report."""
+    """Raise `InputError` if a method's curve may stop early, is too short, or has no KL for the study's report."""
     where, span, updates = f"study {study.name}, method {name}", study.mean_updates, options.get("updates", 0)
     if study.of_curves and options.get("kl_ceiling"):
         raise InputError(f"{where}: kl_ceiling: a run that stops early has no full curve to compare: leave it out")
@@ -495,7 +492,7 @@ def make_result(study: Study, run: Run, start, work: Path, results: Path, comman
 
 
 def _check_prompts(run: Run, models: Path) -> None:
-    """Raise `InputError` where fewer held-out prompts are there than the study asks for."""
+    """Raise `InputError` if fewer held-out prompts are there than the study asks for."""
     counts = json.loads((models / "sft" / "data.json").read_text(encoding="utf-8"))
     there = counts.get("test_prompts", counts["test"])  # older files count rows alone
     if there < run.prompts:
@@ -503,9 +500,9 @@ def _check_prompts(run: Run, models: Path) -> None:
 
 
 class Commands:
-    """`marlhf` commands in processes of their own, with one thread each.
+    """`marlhf` commands in separate processes, with one thread each.
 
-    They end with `stop`. If this process is killed, the kernel ends them too where `setpriv` is installed (Linux);
+    They end with `stop`. If this process is killed, the kernel also ends them if `setpriv` is installed (Linux);
     elsewhere a command goes on to its end, and no other begins.
     """
 
