@@ -44,7 +44,7 @@ from marlhf_lite.tasks.embedded import EMBEDDED
 from marlhf_lite.tasks.loading import find_rows
 from marlhf_lite.tasks.paper_datasets import form_of
 from marlhf_lite.tasks.shapes import columns_of
-from marlhf_lite.utils.errors import InputError, disk_fault, one_line
+from marlhf_lite.utils.errors import InputError, did_you_mean, disk_fault, one_line
 from marlhf_lite.utils.run_folder import CONFIG, RunLock, check_writable, read_yaml
 from marlhf_lite.utils.user_code import import_user_code
 
