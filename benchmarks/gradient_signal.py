@@ -51,13 +51,7 @@ from cells import Cells, arguments
 
 from marlhf_lab.corpora.sentiment import first_valence, last_valence
 from marlhf_lab.credit.credit import token_values
-from marlhf_lab.credit.gradient_signal import (
-    projection,
-    ratio_of_signals,
-    signal_to_noise,
-    slopes,
-    token_advantages,
-)
+from marlhf_lab.credit.gradient_signal import projection, ratio_of_signals, signal_to_noise, slopes, token_advantages
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.actor_critic import trainable
 from marlhf_lite.models.adapters import resolve_adapter_dir

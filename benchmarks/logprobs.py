@@ -26,10 +26,7 @@ from tqdm import tqdm
 
 from marlhf_lite.models.logprobs import from_hidden, from_logits
 
-WAYS = {
-    "plain": lambda hidden, head, targets: from_logits(head(hidden), targets, 1.0),
-    "chunked": from_hidden,
-}
+WAYS = {"plain": lambda hidden, head, targets: from_logits(head(hidden), targets, 1.0), "chunked": from_hidden}
 
 
 def peak() -> float:

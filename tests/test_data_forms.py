@@ -145,10 +145,7 @@ STOPS = [  # a row -> what the error names
         {"prompt": "Why?", "chosen": "Why? a", "rejected": "Why? b"},
         ["in 12 of 12 rows answers begin with their prompt"],
     ),
-    (
-        {"prompt": "Why?", "chosen": " a", "rejected": "Why? b"},
-        ["in 12 of 12 rows answers begin with their prompt"],
-    ),
+    ({"prompt": "Why?", "chosen": " a", "rejected": "Why? b"}, ["in 12 of 12 rows answers begin with their prompt"]),
     ({"prompt": "a", "chosen": "[{'role': 'user', 'content': 'x'}]", "rejected": "b"}, ["row 1", "list of messages"]),
     ({"prompt": "", "chosen": "b", "rejected": "c"}, ["row 1: the prompt is empty: correct or delete the row"]),
     ({"messages": [say("user", [{"type": "image_url", "image_url": "u"}]), YES]}, ["row 1", "type 'image_url'"]),
@@ -232,10 +229,7 @@ def test_one_odd_row_does_not_decide_how_all_are_read(tmp_path):
         assert {row["prompt"] for row in expected((), False)} <= {row["prompt"] for row in rows_of(task)}
 
 
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [("label", (False, True)), ("kto_tag", ("False ", "TRUE"))],
-)
+@pytest.mark.parametrize(("name", "values"), [("label", (False, True)), ("kto_tag", ("False ", "TRUE"))])
 def test_answers_to_avoid_are_no_sft_data(tmp_path, name, values):
     rows = [ANSWERS["TRL"](i) | {name: values[i % 3 > 0]} for i in range(COUNT)]
     task = load_task(write(tmp_path / "rows.jsonl", rows))

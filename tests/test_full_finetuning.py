@@ -173,12 +173,7 @@ def test_bases_with_dropout_start_at_the_reference(tokenizer, tmp_path, name, ki
     torch.manual_seed(0)
     BASES[name](len(tokenizer)).save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
-    model = ModelConfig(
-        model=str(tmp_path / "base"),
-        finetune=kind,
-        attn_implementation=attention,
-        lora_r=2,
-    )
+    model = ModelConfig(model=str(tmp_path / "base"), finetune=kind, attn_implementation=attention, lora_r=2)
     base = load_base(model)
     nudge(new_policy(base, model), 1, 0.01).save_pretrained(tmp_path / "sft")
     roles = build_models(base, tmp_path / "sft", None)

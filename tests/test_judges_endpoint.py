@@ -211,8 +211,7 @@ def test_what_may_pass_is_tried_again(endpoint, judge, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "entry",
-    [(500, b"{}"), b'{"choices": [{"mess', b"", b"null", b'{"choices": []}', b'{"error": "x"}', b"\xff\xfe"],
+    "entry", [(500, b"{}"), b'{"choices": [{"mess', b"", b"null", b'{"choices": []}', b'{"error": "x"}', b"\xff\xfe"]
 )
 def test_a_pair_that_cannot_be_judged_is_skipped_and_asked_again_next_time(endpoint, judge, tmp_path, entry):
     endpoint.script = [None, entry]

@@ -6,12 +6,7 @@ import pytest
 import reference_macro as ref
 import torch
 
-from marlhf_lite.macro import (
-    FixedNGram,
-    MacroActions,
-    policy_loss,
-    value_loss,
-)
+from marlhf_lite.macro import FixedNGram, MacroActions, policy_loss, value_loss
 
 NAN = math.nan
 TIGHT = {"rtol": 1e-6, "atol": 1e-6}

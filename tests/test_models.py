@@ -9,13 +9,7 @@ from conftest import changed, fails, snapshot
 from peft import LoraConfig, get_peft_model, load_peft_weights
 from torch import nn
 
-from marlhf_lite.config.options import (
-    DataConfig,
-    ModelConfig,
-    PPOTrainerConfig,
-    RewardModelConfig,
-    SFTStageConfig,
-)
+from marlhf_lite.config.options import DataConfig, ModelConfig, PPOTrainerConfig, RewardModelConfig, SFTStageConfig
 from marlhf_lite.extras.memory.estimate import empty_base
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import ScalarHeadModel, trainable

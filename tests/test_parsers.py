@@ -20,12 +20,7 @@ from marlhf_lab.corpora.tiny_tldr import Quality, make_post, make_summary, summa
 from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.extras.parsers.python_code import PythonParser
 from marlhf_lite.macro.catalogue import make_parser, make_rule
-from marlhf_lite.parsing import (
-    GrammarParser,
-    Leaf,
-    ParsedSentence,
-    Parsing,
-)
+from marlhf_lite.parsing import GrammarParser, Leaf, ParsedSentence, Parsing
 from marlhf_lite.parsing.base import leaves
 from marlhf_lite.tasks.tiny_tldr.grammar import detokenize
 

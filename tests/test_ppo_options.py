@@ -11,24 +11,13 @@ from itertools import chain, islice
 import pytest
 import torch
 from conftest import PROMPTS, changed, fails, snapshot
-from plain_update import (
-    NAMES,
-    TIGHT,
-    far,
-    learner,
-    options,
-    record,
-    restore,
-    trainables,
-)
+from plain_update import NAMES, TIGHT, far, learner, options, record, restore, trainables
 from small_runs import batches, build, same, timeless, watch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import get_scheduler
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from marlhf_lite.config.options import (
-    RolloutConfig,
-)
+from marlhf_lite.config.options import RolloutConfig
 from marlhf_lite.macro import FixedNGram, LargestChange, MacroActions, Shuffled
 from marlhf_lite.models.loading import build_models, load_base
 from marlhf_lite.training.environments import Dialogues
@@ -78,10 +67,7 @@ def test_the_schedule_of_the_policy_begins_when_the_policy_moves(make, kind):
     """With and without a critic that learns alone first, the policy has the same rates; the critic counts on."""
 
     def rates(updates, critic_warmup):
-        small = {
-            "policy_learning_rate": 1e-6,
-            "critic_learning_rate": 1e-6,
-        }  # the next trainer starts there, too
+        small = {"policy_learning_rate": 1e-6, "critic_learning_rate": 1e-6}  # the next trainer starts there, too
         small |= {"num_ppo_epochs": 2, "num_mini_batches": 2}  # rates change by update, not by optimizer step
         options = dict(updates=updates, critic_warmup=critic_warmup, warmup_updates=3, rl_lr_scheduler_type=kind)
         trainer = make(**options, **small)

@@ -9,13 +9,7 @@ import torch
 from conftest import fails, nudge
 
 from marlhf_lite.evaluation import responses as module
-from marlhf_lite.evaluation.responses import (
-    HeldOutPrompts,
-    ResponseStore,
-    answer,
-    evaluate_checkpoints,
-    restore,
-)
+from marlhf_lite.evaluation.responses import HeldOutPrompts, ResponseStore, answer, evaluate_checkpoints, restore
 from marlhf_lite.evaluation.scores import Scorers, to_frame
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
 from marlhf_lite.models.loading import load_policy, load_score_model, new_reward_model

@@ -20,13 +20,7 @@ from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy
 from marlhf_lite.tasks.answers import encode_answers, encode_continuation, encode_responses
 from marlhf_lite.tasks.tokenization import decode_continuation, encode_prompts, pad
 from marlhf_lite.tasks.training_rows import pair_dataset, sft_dataset
-from marlhf_lite.training.rollout import (
-    Sampling,
-    from_texts,
-    from_tokens,
-    generate,
-    merged_adapter,
-)
+from marlhf_lite.training.rollout import Sampling, from_texts, from_tokens, generate, merged_adapter
 
 ODD = dict(temperature=0.1, top_k=3, top_p=0.2, min_p=0.9, typical_p=0.3, epsilon_cutoff=0.1, eta_cutoff=0.1)
 ODD |= dict(repetition_penalty=7.0, no_repeat_ngram_size=1, return_dict_in_generate=True, output_scores=True)

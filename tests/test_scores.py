@@ -8,14 +8,7 @@ import pytest
 from conftest import fails
 
 from marlhf_lite.evaluation.distributions import distributions, score_table, shifts
-from marlhf_lite.evaluation.scores import (
-    prompt_ids,
-    score_matrix,
-    summarise,
-    table,
-    to_frame,
-    to_records,
-)
+from marlhf_lite.evaluation.scores import prompt_ids, score_matrix, summarise, table, to_frame, to_records
 from marlhf_lite.evaluation.statistics import bootstrap_mean, paired_bootstrap, wilson
 
 SCORES = {"SFT": [0.0, 1.0, 2.0, 3.0], "PPO": [1.0, 2.0, 3.0, 4.0], "MA-PPO": [0.0, 3.0, 2.0, 5.0]}

@@ -23,7 +23,7 @@ FEATURES = {  # of a file whose articles, posts or titles are all missing, nobod
         | {"info": {key: TEXT for key in ("id", "post", "title", "subreddit", "site", "article")}}
         | {"summaries": [{key: TEXT for key in ("text", "policy", "note")}]}
         | {"choice": INT, "extra": {"confidence": INT}}
-    ),
+    )
 }
 
 
@@ -77,7 +77,7 @@ ROWS = {
     },
     WEBGPT_NAME: {
         "default/train/0000.parquet": [webgpt(i, 0.5 if i % 2 else -1) for i in range(100)]
-        + [webgpt(200 + i, 0) for i in range(7)],
+        + [webgpt(200 + i, 0) for i in range(7)]
     },
     APPS_NAME: {
         "all/train/0000.parquet": [apps(i) for i in range(50)] + [apps(50, solutions=())],
@@ -237,11 +237,7 @@ def test_a_local_copy_needs_no_name(name, hub, tmp_path):
         ("", "", "\nUse Standard Input"),
         ("class A:\n    ", "", "\nclass A:\n    \nUse Call-Based"),
         ("class A:\n    ", '{"inputs": []}', "\nclass A:\n    \nUse Standard Input"),
-        (
-            "",
-            '{"fn_name": "f", "inputs": [[' + "9" * 5000 + "]]}",
-            "\nUse Call-Based",
-        ),  # too long for int
+        ("", '{"fn_name": "f", "inputs": [[' + "9" * 5000 + "]]}", "\nUse Call-Based"),  # too long for int
     ],
 )
 def test_apps_prompt(starter, tests, middle):

@@ -9,11 +9,7 @@ from conftest import fails
 from marlhf_lab.credit.signal_kept import decisive_token
 from marlhf_lite.cli import main
 from marlhf_lite.tasks.tiny_umbrella.gold import DECISIONS, PLACES, RIGHT, decision, gold_scores
-from marlhf_lite.tasks.tiny_umbrella.stories import (
-    LENGTHS,
-    load_tiny_umbrella,
-    parse_part,
-)
+from marlhf_lite.tasks.tiny_umbrella.stories import LENGTHS, load_tiny_umbrella, parse_part
 from marlhf_lite.utils.run_folder import RunFolder
 
 PARTS = [f"L{length}-{place}{noise}" for length in LENGTHS for place in PLACES for noise in ("", "-noise")]

@@ -65,10 +65,7 @@ def rlhf_loop(c: Canvas) -> None:
     c.arrow((312, 426), (274, 426))
     c.arrow((206, 394), (206, 134))
     c.text(194, 264, "optimizer step\nfor policy\nand critic", anchor="end")
-    c.note(
-        480,
-        "Dashed frames: models that stay as they are while PPO trains.",
-    )
+    c.note(480, "Dashed frames: models that stay as they are while PPO trains.")
 
 
 @diagram(height=424)

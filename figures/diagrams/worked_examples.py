@@ -203,10 +203,7 @@ def values_to_advantages(c: Canvas) -> None:
         c.text(222, y + 8, name, bold=True, anchor="end")
         c.text(222, y + 25, rule, size=12, colour=FAINT, anchor="end")
         c.cells(236, y, [528 / len(words)] * len(words), words, fills, h=34)
-    c.note(
-        480,
-        "γ = 1, λ = 0.95, σ = equal; the value after the last macro action is 0.",
-    )
+    c.note(480, "γ = 1, λ = 0.95, σ = equal; the value after the last macro action is 0.")
 
 
 @diagram(height=520)

@@ -79,13 +79,7 @@ def _remember(function: Numbers) -> Numbers:
 
 
 def rule_figure(
-    tokenizer: Any,
-    text: str,
-    choice: MacroConfig,
-    seed: int,
-    values: Numbers,
-    logprobs: Numbers | None,
-    label: str,
+    tokenizer: Any, text: str, choice: MacroConfig, seed: int, values: Numbers, logprobs: Numbers | None, label: str
 ) -> Figure:
     """Draw the spans of a text's macro actions, and below them the values of tokens and of macro actions.
 

@@ -84,11 +84,7 @@ def contrast_table(study, results: Sequence[Mapping]) -> str:
         return ""
     unfinished = "" if seeds[0] == len(study.seeds) else ": unfinished, so nothing is claimed yet"
     legend = LEGEND.format(
-        window=study.window,
-        threshold=study.threshold,
-        seeds=seeds[0],
-        planned=len(study.seeds),
-        unfinished=unfinished,
+        window=study.window, threshold=study.threshold, seeds=seeds[0], planned=len(study.seeds), unfinished=unfinished
     )
     return markdown(["contrast", "", "ratio of updates", "the interval"], lines) + f"\n\n{legend}"
 

@@ -30,11 +30,7 @@ from marlhf_lite.utils.tables import interval, markdown, number
 
 TABLES = Path(str(files("marlhf_lab"))) / "studies" / "result_tables.yaml"
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n)((?:(?!<!--).)*?)\n?(<!-- end -->)", re.S)
-MADE_ELSEWHERE = {
-    "answer": answer_table,
-    "register": register_table,
-    "signal": lambda: signal_table(baseline_record()),
-}
+MADE_ELSEWHERE = {"answer": answer_table, "register": register_table, "signal": lambda: signal_table(baseline_record())}
 NUMBER = re.compile(r"\{(?:([\w+]+): )?([^{}]+)\}")
 
 

@@ -13,15 +13,7 @@ from marlhf_lite.models.loading import load_policy, new_policy
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.environments import Dialogues
-from marlhf_lite.training.rollout import (
-    Rollout,
-    Sampler,
-    Sampling,
-    generate,
-    is_remote,
-    longest_response,
-    sampling_of,
-)
+from marlhf_lite.training.rollout import Rollout, Sampler, Sampling, generate, is_remote, longest_response, sampling_of
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.user_code import import_user_code, named_errors
 

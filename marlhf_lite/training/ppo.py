@@ -34,14 +34,7 @@ from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.objectives import check_first_update, make_objective
 from marlhf_lite.training.optimizer import learning_rate_share, loss_scale, make_optimizer
 from marlhf_lite.training.rewards import EnvironmentReward, FunctionReward, score_responses, shape_scores
-from marlhf_lite.training.rollout import (
-    Rollout,
-    Sampler,
-    generate,
-    generate_in_batches,
-    is_remote,
-    sampling_of,
-)
+from marlhf_lite.training.rollout import Rollout, Sampler, generate, generate_in_batches, is_remote, sampling_of
 from marlhf_lite.training.runner import Runner
 from marlhf_lite.training.sampler_checks import check_sampled
 from marlhf_lite.utils.user_code import named_errors

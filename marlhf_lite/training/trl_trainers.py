@@ -42,11 +42,7 @@ def check_head(model: PeftModel | PreTrainedModel) -> None:
 
 
 def train_stage(
-    make: Callable[[o.TrainerConfig], Trainer],
-    model: nn.Module,
-    config: o.TrainerConfig,
-    batch: int,
-    **saving,
+    make: Callable[[o.TrainerConfig], Trainer], model: nn.Module, config: o.TrainerConfig, batch: int, **saving
 ) -> list[dict]:
     """Train `model` by the trainer that `make(config)` returns; `saving` are arguments of `run_trainer`.
 

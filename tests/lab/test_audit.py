@@ -82,11 +82,7 @@ def test_seeds_out_of_order_and_of_two_machines_are_facts(project, tmp_path):
     """Two at a time is order; a run of the first seed after all of the second is not."""
     fixed = project("01:00", protocol=protocol())
     hours = {"A-seed0": "02:00", "B-seed0": "02:10", "A-seed1": "02:05", "B-seed1": "02:15"}
-    for late, machine, facts in (
-        ("02:10", "x", {}),
-        ("02:20", "x", {"order": "0"}),
-        ("02:10", "y", {"hardware": "0"}),
-    ):
+    for late, machine, facts in (("02:10", "x", {}), ("02:20", "x", {"order": "0"}), ("02:10", "y", {"hardware": "0"})):
         runs = {name: run(fixed, hour, processor="x", gpu=None) for name, hour in hours.items()}
         project("03:00", **runs | {"B-seed0": run(fixed, late, processor=machine, gpu=None)})
         found = audit.audit(tmp_path, {})[0]["facts"]

@@ -5,13 +5,7 @@ import pytest
 import torch
 from conftest import PROMPTS
 
-from marlhf_lab.credit.gradient_signal import (
-    projection,
-    ratio_of_signals,
-    signal_to_noise,
-    slopes,
-    token_advantages,
-)
+from marlhf_lab.credit.gradient_signal import projection, ratio_of_signals, signal_to_noise, slopes, token_advantages
 from marlhf_lab.figures import gradient_signal as figures
 from marlhf_lite.models.actor_critic import trainable
 from marlhf_lite.training.rollout import Sampling, generate

@@ -7,11 +7,7 @@ import pytest
 from conftest import fails
 from matplotlib import pyplot as plt
 
-from marlhf_lab.figures.reward_model import (
-    bin_pairs,
-    correlation,
-    reliability_diagram,
-)
+from marlhf_lab.figures.reward_model import bin_pairs, correlation, reliability_diagram
 from marlhf_lite.evaluation.statistics import wilson
 
 MARGINS = np.random.default_rng(0).normal(0.5, 1.2, 83)

@@ -8,13 +8,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marlhf_lab.corpora.tiny_steps import (
-    demonstrate,
-    make_problem,
-    one_slip,
-    verify,
-    write,
-)
+from marlhf_lab.corpora.tiny_steps import demonstrate, make_problem, one_slip, verify, write
 from marlhf_lite.cli import main
 from marlhf_lite.models.loading import load_tokenizer
 from marlhf_lite.tasks.tiny_steps.gold import LETTERS, Problem, gold_scores, read_prompt
