@@ -54,12 +54,10 @@ def rollout(tokenizer, texts):
 def run(actors, rollout):
     """Log-probabilities, values, and the gradients of both."""
     actors.zero_grad(set_to_none=True)
-    logprobs, _, scores = actors(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])
-    values = rollout.before_tokens(scores)
+    logprobs, _, values = actors(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])
     (logprobs.sin() + values.cos())[rollout.mask].sum().backward()
     gradients = {name: p.grad for name, p in actors.named_parameters() if p.grad is not None}
-    found = {"logprobs": logprobs.detach()[rollout.mask], "values": values.detach()[rollout.mask]}
-    return found | {"ends": rollout.at_last_token(scores.detach())} | gradients
+    return {"logprobs": logprobs.detach()[rollout.mask], "values": values.detach()[rollout.mask]} | gradients
 
 
 def whole(backbone, kept, tokens, attention_mask):
@@ -95,9 +93,10 @@ def test_layers_run_at_few_positions(actors, rollout):
                 lambda _, args, given: masks.append(given["attention_mask"]), with_kwargs=True
             )
     run(models, rollout)
-    rows, prompts = rollout.attention_mask.sum(1), rollout.attention_mask[:, : rollout.prompt_width].sum(1)
+    read = rollout.attention_mask[:, :-1]  # nothing is chosen after the last token
+    rows, prompts = read.sum(1), read[:, : rollout.prompt_width].sum(1)
     longest, first = int(rows.max()), int(prompts.min()) - 1
-    width = rollout.tokens.shape[1]
+    width = read.shape[1]
     assert longest < width
     assert widths == (
         {"0": [longest] * 2, "1": [longest - first] * 2} if name in PLAIN else dict.fromkeys("01", [width] * 2)

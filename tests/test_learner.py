@@ -184,7 +184,7 @@ def test_minibatches_are_optimizer_steps_over_every_response(moved, batch, num_m
     def keep(_, given):
         seen.append([tuple(ids[attended.bool()].tolist()) for ids, attended in zip(*given[:2])])
 
-    made.models.critic.register_forward_pre_hook(keep)
+    made.models.policy.register_forward_pre_hook(keep)
     steps = record(made)
     made.learn(batch, FixedNGram(3)(batch.mask))
     (whole, *seen), count = seen, min(num_mini_batches, len(batch))

@@ -145,8 +145,8 @@ class Allocations(TorchDispatchMode):
 def train_once(actors, rows, prompt, length):
     tokens = torch.zeros(rows, prompt + length, dtype=torch.long)
     with mock.patch.object(last_layer, "_most", lambda *_: [0, prompt + length]):  # fake tensors hold no numbers
-        logprobs, _, scores = actors(tokens, torch.ones_like(tokens), length)
-    (logprobs.sum() + scores.sum()).backward()
+        logprobs, _, values = actors(tokens, torch.ones_like(tokens), length)
+    (logprobs.sum() + values.sum()).backward()
 
 
 def prefill(policy):

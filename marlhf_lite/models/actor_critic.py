@@ -34,11 +34,12 @@ class PolicyModel(nn.Module):
         Gradients flow only through the log-probabilities; the entropy is a metric.
         """
         causal_lm, targets = unwrap_peft(self.model), tokens[:, -length:]
+        tokens, attention_mask = tokens[:, :-1], attention_mask[:, :-1]  # nothing is chosen after the last
         if not has_plain_head(causal_lm):
             inputs = {"attention_mask": attention_mask, "position_ids": position_ids(attention_mask)}
-            logits = self.model(input_ids=tokens, **inputs, use_cache=False, logits_to_keep=length + 1).logits
-            return from_logits(logits[:, -length - 1 : -1], targets, temperature)
-        hidden = last_states(causal_lm.base_model, length + 1, tokens, attention_mask)[:, :-1]
+            logits = self.model(input_ids=tokens, **inputs, use_cache=False, logits_to_keep=length).logits
+            return from_logits(logits[:, -length:], targets, temperature)
+        hidden = last_states(causal_lm.base_model, length, tokens, attention_mask)
         softcap = getattr(causal_lm.config.get_text_config(), "final_logit_softcapping", None)
         return from_hidden(hidden, causal_lm.get_output_embeddings(), targets, temperature, softcap)
 
@@ -74,8 +75,12 @@ class ActorCritic(nn.Module):
         self._no_split_modules = [*policy._no_split_modules, PolicyModel.__name__, ScalarHeadModel.__name__]
 
     def forward(self, tokens: Tensor, attention_mask: Tensor, length: int, temperature: float = 1.0):
-        """`(logprobs [B, T], entropy [B, T], scores [B, L])`: see `PolicyModel` and `ScalarHeadModel`."""
-        return *self.policy(tokens, attention_mask, length, temperature), self.critic(tokens, attention_mask, length)
+        """`(logprobs, entropy, values)`, each [B, T]: see `PolicyModel`.
+
+        The critic's score at a token is the value of the state in which the next one is chosen.
+        """
+        before = tokens[:, :-1], attention_mask[:, :-1], length - 1
+        return *self.policy(tokens, attention_mask, length, temperature), self.critic(*before)[:, -length:]
 
 
 @dataclass(frozen=True)

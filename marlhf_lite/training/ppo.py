@@ -279,10 +279,8 @@ class PPOTrainer(Runner):
     def compute_outputs(self, rollout: Rollout) -> ModelOutputs:
         """One forward pass of policy and critic, with gradients if they are on."""
         part = rollout.trim()
-        logprobs, entropy, scores = self.actor_critic(*self._inputs(part))
-        # The critic's score at a token is the value of the state in which the next token is chosen.
-        per_token = (logprobs, entropy, part.before_tokens(scores))
-        return ModelOutputs(*(rollout.widen(x.masked_fill(~part.mask, 0.0)) for x in per_token))
+        outputs = self.actor_critic(*self._inputs(part))
+        return ModelOutputs(*(rollout.widen(x.masked_fill(~part.mask, 0.0)) for x in outputs))
 
     def loss_normalizers(self, batch: Batch) -> Tensor:
         """[3] counts of the whole optimizer step over all processes; see `Objective.counts`.

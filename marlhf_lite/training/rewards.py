@@ -38,7 +38,8 @@ class ModelReward:
 
     def _score_rows(self, rollout: Rollout, rows: slice) -> Tensor:
         part, device = rollout.select(rows).trim(), next(self.model.parameters()).device
-        inputs = part.tokens.to(device), part.attention_mask.to(device), part.mask.shape[1]
+        # Only scores from the earliest end on are read.
+        inputs = part.tokens.to(device), part.attention_mask.to(device), part.mask.shape[1] - int(part.ends.min())
         return part.at_last_token(self.model(*inputs))
 
 

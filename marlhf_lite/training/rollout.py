@@ -232,7 +232,6 @@ def generate(model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Ro
     return _make_rollout(tokenizer, prompts, tokens, attention_mask.to(tokens.device), mask, ended)
 
 
-@torch.no_grad()
 def sample(model, tokenizer, ids: Tensor, attention_mask: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
     """Continue token ids [B, P], padded on the left: `(tokens [B, P+T], mask [B, T], ended [B])`.
 
@@ -246,14 +245,16 @@ def sample(model, tokenizer, ids: Tensor, attention_mask: Tensor, sampling: Samp
         mask, ended = response_mask(tokens[:, ids.shape[1] :], ends)
         width = int(mask.any(0).sum())
         return tokens[:, : ids.shape[1] + width], mask[:, :width], ended
-    tokens = model.generate(
-        input_ids=ids,
-        attention_mask=attention_mask,
-        pad_token_id=pad_id,
-        eos_token_id=ends,
-        synced_gpus=is_sharded(model),  # a process that is done runs on until all are: they gather layers together
-        **sampling.arguments(),
-    )
+    with torch.inference_mode(not is_sharded(model)):
+        tokens = model.generate(
+            input_ids=ids,
+            attention_mask=attention_mask,
+            pad_token_id=pad_id,
+            eos_token_id=ends,
+            synced_gpus=is_sharded(model),  # a process that is done runs on until all are: they gather layers together
+            **sampling.arguments(),
+        )
+    tokens = tokens.clone()  # outside, where passes with gradients may keep it
     return tokens, *response_mask(tokens[:, ids.shape[1] :], ends)
 
 

@@ -25,7 +25,7 @@ from marlhf_lite.training.logging import SAMPLES, RunLogger
 from marlhf_lite.training.metrics import Clock
 from marlhf_lite.training.rollout import Rollout, longest_response, prompt_batches
 from marlhf_lite.utils.errors import InputError, ServerError
-from marlhf_lite.utils.less_memory import with_less_memory
+from marlhf_lite.utils.less_memory import keep_freed_memory, with_less_memory
 from marlhf_lite.utils.random_states import random_states, set_random_states
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class Runner:
         early if the KL passes `config.kl_ceiling`, and with a checkpoint after the update in which `asked_to_stop()`
         becomes true.
         """
+        keep_freed_memory()
         torch.manual_seed(self.seed + 100_003 * self.accelerator.process_index)  # no process of another seed
         if resume:
             self._resume()

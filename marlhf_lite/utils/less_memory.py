@@ -1,5 +1,8 @@
-"""If memory ends: the same work again, with half the rows at a time."""
+"""If memory ends: the same work again, with half the rows at a time. While it does not: what is freed is kept."""
 
+import ctypes
+import os
+import sys
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -10,6 +13,7 @@ from tqdm.auto import tqdm
 from marlhf_lite.utils.errors import InputError
 
 Result = TypeVar("Result")
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 
 
 def with_less_memory(
@@ -47,6 +51,18 @@ def with_less_memory(
         tqdm.write(f"out of memory with {now}: {size} from here on")
         clear_device_cache(garbage_collection=True)  # after `except`, which holds what was allocated
         start_over()
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep freed memory for the next pass, instead of giving pages back and asking for zeroed ones again.
+
+    Tensors of 32 MiB or more are still given back. A user's own variables (MALLOC_TRIM_THRESHOLD_ and others) win.
+    """
+    given = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
+    mallopt = None if given or sys.platform != "linux" else getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt:
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(M_MMAP_THRESHOLD, 2**25)  # the most that it takes
 
 
 def in_batches(work: Callable[[slice], Result], count: int, size: int, alone: bool = True) -> tuple[list[Result], int]:
