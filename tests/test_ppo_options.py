@@ -229,7 +229,9 @@ def test_the_dry_run_finds_the_most_that_fits(roles, tokenizer, fits, expected, 
     model.register_forward_pre_hook(lambda *_: held.append(alive() - at_rest))
     assert made.fit_micro_batch_size() == made.micro_batch_size == expected
     longest = max(len(ids) for ids in tokenizer(PROMPTS)["input_ids"])
-    assert tried[-1][0] == expected and all(width == longest + 5 for _, width in tried)
+    assert tried[-1][0] == expected and all(
+        width == longest + 5 - 1 for _, width in tried
+    )  # the last is a target alone
     assert [rows for rows, _ in tried].count(expected) == min(2, 12 // expected)  # the second on top of the first
     assert not changed(made.actor_critic, before) and torch.equal(torch.get_rng_state(), drawn)
     assert all(p.grad is None for p in made.actor_critic.parameters()) and not made.optimizer.state
@@ -284,7 +286,7 @@ def test_the_dry_run_is_of_whole_dialogues(roles, tokenizer):
     made = build(roles, tokenizer, micro_batch_size=0, length=5, sampler=Dialogues(None, "mine:Game", 3, 7))
     tried = small_memory(roles, 99)
     made.fit_micro_batch_size()
-    assert {width for _, width in tried} == {max(map(len, tokenizer(PROMPTS)["input_ids"])) + 3 * 5 + 2 * 7}
+    assert {width for _, width in tried} == {max(map(len, tokenizer(PROMPTS)["input_ids"])) + 3 * 5 + 2 * 7 - 1}
 
 
 def test_a_run_that_looks_for_its_micro_batch(base, sft, rm, tokenizer):
