@@ -12,6 +12,8 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
+import yaml
+
 from marlhf_lite import __version__
 from marlhf_lite.config import commands
 from marlhf_lite.config.commands import COMMANDS, added_commands
@@ -26,15 +28,7 @@ from marlhf_lite.utils.run_folder import RunLock, check_output_dir, is_run, spli
 from marlhf_lite.utils.threads import choose_threads
 
 PRESETS = "Named settings, such as gemma-2b/tldr: all of them, or the text of those that you name."
-USAGE = """usage: marlhf <command> [options]
-
-RLHF with macro actions: PPO in which runs of tokens are the actions.
-
-{commands}
-
-marlhf <command> --help lists a command's options, marlhf --version prints the version.
-Options can also come from a YAML file: marlhf run --config my.yaml
-"""
+TEXTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,7 +77,7 @@ def dispatch(argv: Sequence[str]) -> None:
     kinds = COMMANDS | added_commands()
     if not argv or argv[0] in ("-h", "--help"):
         about = {name: kind.__doc__.partition("\n")[0] for name, kind in kinds.items()} | {"presets": PRESETS}
-        print(USAGE.format(commands="\n".join(f"  {name:<10} {text}" for name, text in about.items())))
+        print(TEXTS["usage"].format(commands="\n".join(f"  {name:<10} {text}" for name, text in about.items())))
     elif argv[0] == "--version":
         print(f"marlhf-lite {__version__}")
     elif argv[0] == "presets":
@@ -138,27 +132,6 @@ def print_presets(names: Sequence[str]) -> None:
     print("\n".join(file.read_text(encoding="utf-8").rstrip("\n") for file in files) if files else list_presets())
 
 
-# The demo's two acts
-
-
-FIRST_ACT = """
-Act 1 of 2: one word decides. A small model begins a story with Take or Leave the umbrella and writes 64 more tokens.
-Then comes the score: +1 for Take, -1 for Leave. Three methods start from the same model: PPO; PPO with λ = 0.99, which
-loses less of the score on its way back to the first word; and MA-PPO, which goes back in blocks of tokens.
-"""
-
-AFTER_FIRST = """With 30 seeds and a noisy score, λ = 0.99 and MA-PPO each needed 0.6 times as many updates as PPO
-(docs/results.md): a longer λ does as much.
-Next. Look at {folder}/figures/reward_curves.png, then open figures/interactive/one_update.html in a browser.
-"""
-SECOND_ACT = """
-Act 2 of 2: the whole pipeline on summaries, shortened: SFT, reward model, PPO and MA-PPO.
-"""
-AFTER_SECOND = """Here many words decide. In a study with 5 seeds neither method was clearly faster: docs/results.md.
-Next. Look at {folder}/figures/reward_curves.png. `make lab` opens the first lesson.
-"""
-
-
 # The work
 
 
@@ -210,14 +183,14 @@ def run_demo(options: commands.DemoCommand, presets: Sequence[str], words: Seque
         first = opened.path / "umbrella"
         first.mkdir(exist_ok=True)
         asked = ["--resume", str(first)] if is_run(first) else begin("umbrella", first)
-        print_main(FIRST_ACT)
+        print_main(f"\n{TEXTS['first act']}")
         run_stages(*parse_and_name_presets("demo", asked, commands.FirstAct))
-        print_main(AFTER_FIRST.format(folder=first))
+        print_main(TEXTS["after first"].format(folder=first))
         if os.environ.get("ACT") == "1":
             return
-        print_main(f"{SECOND_ACT}\n{start.getvalue()}")
+        print_main(f"\n{TEXTS['second act']}\n{start.getvalue()}")
         pipeline.run_command(opened)
-        print_main(AFTER_SECOND.format(folder=opened.path))
+        print_main(TEXTS["after second"].format(folder=opened.path))
 
 
 def preset_lines(options: commands.StageCommand, presets: Sequence[str]) -> list[str]:
@@ -233,7 +206,7 @@ def preset_lines(options: commands.StageCommand, presets: Sequence[str]) -> list
 
 
 def _compare(options: commands.CompareCommand) -> None:
-    from marlhf_lite.evaluation.compare import compare, comparison_table, kl_note
+    from marlhf_lite.evaluation.compare import compare, comparison_table
     from marlhf_lite.evaluation.statistics import few_prompts
 
     paths = split_paths(options.answers)
@@ -243,8 +216,6 @@ def _compare(options: commands.CompareCommand) -> None:
     print(comparison_table(rows))
     few = few_prompts(rows[0]["prompts"])
     print(f"\nafter scores: gain over {rows[0]['baseline']}, paired by prompt [95 % interval]{few}")
-    if note := kl_note(rows):
-        print(note)
 
 
 def _judge(options: commands.JudgeCommand) -> None:

@@ -8,7 +8,15 @@ import numpy as np
 import pandas as pd
 
 from marlhf_lite.evaluation.responses import read_responses
-from marlhf_lite.evaluation.scores import SCORES, check_same_prompts, name_temperatures, score_matrix, summarise, table
+from marlhf_lite.evaluation.scores import (
+    KLS,
+    SCORES,
+    check_same_prompts,
+    name_temperatures,
+    score_matrix,
+    summarise,
+    table,
+)
 from marlhf_lite.evaluation.statistics import wilson
 from marlhf_lite.utils.errors import InputError
 
@@ -27,7 +35,7 @@ def compare(paths: Sequence[str | Path], baseline: str = "") -> list[dict]:
     Returns:
         For each method the dict of `summarise`, with `baseline`, `samples` of each prompt and, except for the baseline,
         <score>_wins: the share of prompts at which the method scores higher, ties as half (Wilson interval).
-        `reference`: fingerprint of the SFT model that its KL is to, empty if the answers do not say.
+        No KL if the answers name different SFT models: such KLs cannot be compared.
 
     Raises:
         InputError: fewer than two methods, different prompts, scores of different reward models or rewards, no such
@@ -43,11 +51,12 @@ def compare(paths: Sequence[str | Path], baseline: str = "") -> list[dict]:
         _check_alike(base, entries[base], name, entries[name])
     # One temperature for all: each entry has a single one, which its name has if there are several.
     rows = pd.concat([rows.assign(method=name, temperature=0.0) for name, rows in entries.items()])
+    if len(set().union(*(_scorers(answers, "reference") for answers in entries.values()))) > 1:
+        rows = rows.drop(columns=[name for name in KLS if name in rows])
     summary = summarise(rows, base)
     for row in summary:
         mine = entries[row["method"]]
         row |= {"baseline": base, "samples": len(mine) // row["prompts"]}
-        row |= {"reference": ", ".join(sorted(_scorers(mine, "reference")))}
         row |= {f"{s}_wins": _wins(mine, entries[base], s) for s in SCORES if f"{s}_gain" in row}
     return summary
 
@@ -55,15 +64,6 @@ def compare(paths: Sequence[str | Path], baseline: str = "") -> list[dict]:
 def comparison_table(summary: Sequence[dict]) -> str:
     """Return a Markdown table; a score is followed by its gain over the baseline with the interval."""
     return table(summary, COLUMNS)
-
-
-def kl_note(summary: Sequence[dict]) -> str:
-    """Return a note on which KL is to which SFT model; empty if these are the same or unknown."""
-    methods: dict[str, list[str]] = {}
-    for row in (row for row in summary if row["reference"] and row.get("kl") is not None):
-        methods.setdefault(row["reference"], []).append(row["method"])
-    parts = "; ".join(f"{', '.join(names)} to {reference}" for reference, names in methods.items())
-    return f"note: these KLs are to different SFT models and cannot be compared: {parts}" if len(methods) > 1 else ""
 
 
 def _entries(paths: Sequence[str]) -> dict[str, pd.DataFrame]:
