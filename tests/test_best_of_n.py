@@ -1,4 +1,4 @@
-"""Best-of-N against every subset, one by one, in float64; repetition and distinct-n against plain loops."""
+"""Best-of-N against every subset, one by one, in float64."""
 
 import math
 from itertools import combinations
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from marlhf_lite.evaluation.best_of_n import best_of_n, best_weights
 from marlhf_lite.evaluation.statistics import bootstrap_mean
-from marlhf_lite.evaluation.text_metrics import distinct, repetition, text_metrics
 
 
 def every_subset(scores, other, n):
@@ -78,37 +77,3 @@ def test_bad_input_is_named():
     fails(lambda: best_of_n(rows(SCORES), (0,)), "best_of 0")
     fails(lambda: best_of_n(rows(SCORES)[1:], (1,)), "PPO")
     fails(lambda: best_of_n([{"method": "PPO", "prompt": "x", "response": ""}], (1,)), "rm_score")
-
-
-# -- texts ------------------------------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.lists(st.integers(0, 3), max_size=8), max_size=4), st.integers(1, 4))
-def test_against_plain_loops(responses, n):
-    runs = [[tuple(row[i : i + n]) for i in range(len(row) - n + 1)] for row in responses]
-    for response, own in zip(responses, runs, strict=True):
-        repeats = sum(run in own[:i] for i, run in enumerate(own))
-        assert repetition(response, n) == pytest.approx(repeats / len(own) if own else 0)
-    every = [run for own in runs for run in own]
-    new = sum(run not in every[:i] for i, run in enumerate(every))
-    assert distinct(responses, n) == pytest.approx(new / len(every) if every else 0)
-
-
-ROWS = [
-    {"prompt": "p", "id": "1", "method": "PPO", "response": "go on and on and on", "tokens": 9, "ended": True, "kl": 1},
-    {"prompt": "p", "id": "1", "method": "PPO", "response": "no", "tokens": 3, "ended": False, "kl": 0.0},
-    {"prompt": "q", "id": "2", "method": "PPO", "response": "", "tokens": 1, "ended": True, "kl": 0.5},
-    {"prompt": "q", "method": "SFT", "response": "yes yes yes yes"},
-]  # fmt: skip
-
-
-def test_means_are_over_prompts():
-    ppo, sft = text_metrics(ROWS)
-    assert ppo["responses"] == 3 and sft["responses"] == 1
-    assert ppo["words"] == bootstrap_mean([3.5, 0.0])._asdict()  # 6 and 1 words are one prompt's
-    assert ppo["tokens"]["mean"] == 3.5 and ppo["ended"]["mean"] == 0.75 and ppo["kl"]["mean"] == 0.5
-    assert ppo["repetition"]["mean"] == pytest.approx((1 / 4 / 2 + 0) / 2)
-    assert ppo["distinct_1"] == 4 / 7 and ppo["distinct_2"] == 3 / 5 and ppo["distinct_3"] == 3 / 4
-    assert sft["repetition"]["mean"] == 0.5 and {"tokens", "ended", "kl"}.isdisjoint(sft)
-    turns = {"turns": [{"response": "yes yes", "observation": " so so so"}, {"response": "yes yes"}]}
-    assert text_metrics([ROWS[3] | {"response": "yes yes so so so yes yes"} | turns])[0] == sft  # of the policy alone

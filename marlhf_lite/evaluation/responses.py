@@ -244,8 +244,6 @@ def evaluate_checkpoints(
             at_temperature = replace(held_out, sampling=replace(held_out.sampling, temperature=float(temperature)))
             settings = {"fingerprint": prints[name], "model": model, **vars(at_temperature.sampling)}
             del settings["names"]
-            if not settings["min_new_tokens"]:  # a key that answers without a minimum have never had
-                del settings["min_new_tokens"]
             settings |= {"engine": key} if (key := getattr(held_out.sampler, "key", "")) else {}
             if getattr(held_out.tokenizer, "expects_chats", False):  # the same text has other tokens
                 settings["end_of_turn"] = held_out.tokenizer.eos_token

@@ -35,8 +35,6 @@ HEADINGS = {
     "kl": "KL (nats)",
     "ended": "share with EOS",
     "updates_to_ppo": "updates to PPO's final training score",
-    "repetition": "repeated 3-grams",
-    "n": "N",
 }
 GoldScore = Callable[[list[str], list[str]], list[float]]
 

@@ -194,9 +194,6 @@ def _note_on_prompts(chat: Chat) -> Iterator[str]:
         first = repr(" ".join(chat.restored[0].split())[:40])
         kept = f"they are kept as the data have them, first {first}"
         yield f"in {len(chat.restored)} answers the chat template leaves out text, such as a thought: {kept}"
-    if chat.prompts_differ:
-        fix = "the prompt ends where they begin to differ"
-        yield f"in {chat.prompts_differ} rows the template writes a prompt in another way than before its answer: {fix}"
 
 
 def _column(task: Task, column: str) -> list[str]:

@@ -48,7 +48,6 @@ class Chat:
     def __init__(self, tokenizer, choice: str, date: str = ""):
         self.tokenizer, self.choice = tokenizer, choice
         self.day = datetime.datetime.fromisoformat(date or datetime.date.today().isoformat())
-        self.prompts_differ = 0  # rows whose prompt is written differently without its answer
         self.left_out = 0  # rows of whose prompt the template omits a text, such as the system's
         self.restored: list[str] = []  # answers of which the template omits a text, such as a thought
         self.said: dict[str, str | list[dict]] = {}  # written prompt -> the messages or the text of the data
@@ -65,7 +64,6 @@ class Chat:
         text = self._render(messages, add_generation_prompt=True)
         with suppress(BadRow):  # a template that writes no answers
             start = self._first_difference(text, self._render([*messages, {"role": "assistant", "content": ANSWER}]))
-            self.prompts_differ += start < len(text)
             text = text[:start]
         return text
 
