@@ -50,12 +50,7 @@ def agree(one: Mapping[str, str | None], other: Mapping[str, str | None]) -> Agr
     `one` and `other` map pair ids to verdicts; a tie agrees with a tie alone. Pairs that only one of them judged are
     left out. Raises `InputError` for no common pair.
     """
-    verdicts = pd.DataFrame({"one": pd.Series(one, dtype=object), "other": pd.Series(other, dtype=object)})
-    judged = verdicts[verdicts.isin(list(WORTH)).all(axis=1)]
-    if not len(judged):
-        what = f"no pair of {len(verdicts)} that both raters judged"
-        raise InputError(f"agreement: {what}: give verdicts on the same pairs")
-    names = list(WORTH)
+    names, (verdicts, judged) = list(WORTH), _both_judged([(one, other)])
     counts = pd.crosstab(judged["one"], judged["other"]).reindex(index=names, columns=names, fill_value=0).to_numpy()
     value, n = float(kappa(counts)), len(judged)
     drawn = np.random.default_rng(0).multinomial(n, counts.ravel() / n, RESAMPLES).reshape(-1, *counts.shape)
@@ -70,12 +65,7 @@ def agree_in_groups(couples: Iterable[tuple[Mapping, Mapping]], groups: Mapping[
     Both intervals are bootstrap intervals over groups. κ is Cohen's for one couple, and Fleiss' for all ordered couples
     of the same raters. Raises `InputError` for no pair that both of a couple judged.
     """
-    names = list(WORTH)
-    both = [pd.DataFrame({"one": pd.Series(a, dtype=object), "other": pd.Series(b, dtype=object)}) for a, b in couples]
-    verdicts = pd.concat(both)
-    judged = verdicts[verdicts.isin(names).all(axis=1)]
-    if not len(judged):
-        raise InputError("agreement: no pair that both raters judged: give verdicts on the same pairs")
+    names, (verdicts, judged) = list(WORTH), _both_judged(couples)
     cells = pd.crosstab(judged.index.map(groups), [judged["one"], judged["other"]])
     counts = cells.reindex(columns=list(product(names, names)), fill_value=0).to_numpy()
     draws = np.random.default_rng(0).multinomial(len(counts), np.full(len(counts), 1 / len(counts)), RESAMPLES) @ counts
@@ -84,6 +74,16 @@ def agree_in_groups(couples: Iterable[tuple[Mapping, Mapping]], groups: Mapping[
     intervals = [percentile_interval(values[0], values[1:]) for values in (shares, kappas)]
     pairs = judged.index.nunique()
     return Agreement(*intervals, pairs, verdicts.index.nunique() - pairs)
+
+
+def _both_judged(couples: Iterable[tuple[Mapping, Mapping]]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the verdicts `one` and `other` of all couples, and those on pairs that both raters judged."""
+    both = [pd.DataFrame({"one": pd.Series(a, dtype=object), "other": pd.Series(b, dtype=object)}) for a, b in couples]
+    verdicts = pd.concat(both)
+    judged = verdicts[verdicts.isin(list(WORTH)).all(axis=1)]
+    if not len(judged):
+        raise InputError(f"agreement: no pair of {len(verdicts)} that both raters judged: judge the same pairs")
+    return verdicts, judged
 
 
 def kappa(counts: np.ndarray) -> np.ndarray:

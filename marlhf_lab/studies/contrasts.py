@@ -10,15 +10,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from marlhf_lab.studies.legends import LEGENDS
 from marlhf_lab.studies.results import by_method, t_interval
 from marlhf_lite.evaluation.statistics import final_score, updates_to_reach
 from marlhf_lite.utils.tables import interval, markdown
-
-LEGEND = (
-    "Updates of one method over those of another until the mean gold score of the last {window} batches is "
-    "{threshold:g}, a run that never gets there counting with all its updates: geometric mean over seeds, paired, with "
-    "its 95 % t-interval. {seeds} of {planned} planned seeds are there{unfinished}."
-)
 
 
 def curve_of(run: Mapping) -> list[Mapping]:
@@ -83,7 +78,7 @@ def contrast_table(study, results: Sequence[Mapping]) -> str:
     if not lines:
         return ""
     unfinished = "" if seeds[0] == len(study.seeds) else ": unfinished, so nothing is claimed yet"
-    legend = LEGEND.format(
+    legend = LEGENDS["contrasts"].format(
         window=study.window, threshold=study.threshold, seeds=seeds[0], planned=len(study.seeds), unfinished=unfinished
     )
     return markdown(["contrast", "", "ratio of updates", "the interval"], lines) + f"\n\n{legend}"

@@ -13,6 +13,7 @@ from matplotlib import pyplot as plt
 
 from marlhf_lab.credit.signal_kept import decisive_token, signal_kept
 from marlhf_lab.studies.contrasts import contrast_table, curve_of, updates_to
+from marlhf_lab.studies.legends import LEGENDS
 from marlhf_lab.studies.reports import add_equal_kl, dots, save_figures, write_report
 from marlhf_lab.studies.results import t_interval
 from marlhf_lite.plotting import training as plots
@@ -21,16 +22,6 @@ from marlhf_lite.utils import tables
 SCORE, WINDOW = "gold_mean", 3  # metric of the curves; updates in a mean, if the protocol gives no other number
 CRITIC = {"credit_seen": "credit seen s", "score_explained_variance": "explained variance of the score"}
 FORMULA_HOLDS = {"", "sae", "vc_ppo", "released"}  # objectives; the last two leave advantages as they are
-LEGEND = (
-    "Updates: the first at which the mean gold score of the last {window} training batches is {threshold:g} or more; "
-    "median over seeds, in parentheses the seeds one by one; never: not within the budget. Area: mean gold score over "
-    "all updates. Differences are from the first method of each table, paired by seed, in square brackets the 95 % "
-    "t-interval over seeds; there a run that never gets there counts with all its updates. Credit seen and explained "
-    "variance: of the critic, means over the updates until the threshold. Credit kept: share of the decisive word's "
-    "credit in its advantage, by the closed formula (`lab.credit.signal_kept`), for a critic that sees nothing, what "
-    "it was measured to see, and all; the first is also the share of noise that comes with the score. Where there is "
-    "noise, the credit seen is a share of credit and noise together. A seed fixes a run on one machine only."
-)
 
 
 def learning_table(
@@ -122,7 +113,7 @@ def markdown(rows: Sequence[Mapping], groups: Mapping[str, Sequence[str]], study
         lines = [_line(row) for row in rows if row["group"] == group]
         title = [f"**{group}**, differences from {names[0]}"] if group else []
         parts.append("\n".join([*title, "", tables.markdown(heads, lines)]))
-    return "\n\n".join([*parts, LEGEND.format(window=study.window, threshold=study.threshold)])
+    return "\n\n".join([*parts, LEGENDS["speed"].format(window=study.window, threshold=study.threshold)])
 
 
 def _line(row: Mapping) -> list[str]:

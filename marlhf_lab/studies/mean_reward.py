@@ -12,21 +12,12 @@ from scipy import stats
 
 from marlhf_lab.studies.contrasts import curve_of
 from marlhf_lab.studies.learning import learning_curves
+from marlhf_lab.studies.legends import LEGENDS
 from marlhf_lab.studies.power import minimum_detectable, visible_gap
 from marlhf_lab.studies.reports import add_equal_kl, dots, save_figures, write_report
 from marlhf_lab.studies.results import EXPLAINED, by_method, stored_results, t_interval
 from marlhf_lite.utils import tables
 
-LEGEND = (
-    "Mean reward of the training batches of updates {first} to {last}. In square brackets the 95 % t-interval over "
-    "seeds{differences}. KL is in nats a response, explained variance that of the score, noise the root mean square of "
-    "the value's change from token to token: means of the same updates, KL at the end of the last five. {seeds} of "
-    "{planned} planned seeds are there{unfinished}."
-)
-DIFFERENCES = (
-    ", in parentheses the seeds one by one; differences are paired by seed, and one that is subtracted from that of "
-    "another study has Welch's interval. Could be seen: with 90 % power"
-)
 REWARD = "score_mean"  # of what was trained on, whatever gold score there is besides
 METRICS = {REWARD: "mean reward", "kl_k1": "KL", EXPLAINED: "explained variance", "value_noise": "noise of values"}
 LAST = 5  # updates in the KL at the end
@@ -125,10 +116,10 @@ def _contrast_table(contrasts: Mapping[str, Mapping]) -> str:
 def _legend(study, seeds: int) -> str:
     """Of both tables; `seeds` are there of the primary outcome, or without contrasts of every method."""
     first, last = study.mean_updates
-    return LEGEND.format(
+    return LEGENDS["mean reward"].format(
         first=first,
         last=last,
-        differences=DIFFERENCES if study.contrasts else "",
+        differences=LEGENDS["differences of means"] if study.contrasts else "",
         seeds=seeds,
         planned=len(study.seeds),
         unfinished="" if seeds == len(study.seeds) else ": unfinished, so nothing is claimed yet",

@@ -233,11 +233,6 @@ def _texts() -> dict:
     return yaml.safe_load((files(__package__) / "paper.yaml").read_text(encoding="utf-8"))
 
 
-def claim_groups() -> list[str]:
-    """Names of the groups of claims, in the order of lesson 15."""
-    return list(_texts()["claims"])
-
-
 def claims_table(group: str) -> str:
     """The claims of a group of `paper.yaml`, such as "norms", with counterparts and verdicts, as a Markdown table."""
     heads = {"item": "paper", "claim": "claim", "here": "counterpart here", "verdict": "verdict", "in": "section"}

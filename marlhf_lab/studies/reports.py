@@ -9,20 +9,11 @@ from matplotlib.axes import Axes
 
 from marlhf_lab.figures.programs import outcome_shares
 from marlhf_lab.studies.equal_kl import equal_kl_line, score_over_kl
+from marlhf_lab.studies.legends import LEGENDS
 from marlhf_lab.studies.results import COSTS, EXPLAINED, SCORES, by_method, scores_of, study_table
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.utils.jsonl import write_atomically, write_json
 from marlhf_lite.utils.tables import interval, number, table
-
-LEGEND = (
-    "After a mean: ± its standard deviation over seeds (N−1), in square brackets its 95 % interval for other seeds and "
-    "other prompts, in parentheses the seeds one by one. A seed fixes a run on one machine only."
-)
-COST_LEGEND = (
-    "After a mean: in square brackets its 95 % t-interval over seeds, in parentheses the seeds one by one; never: this "
-    "seed does not reach it. Training alone is counted. Explained variance: mean over updates and seeds; 0 is a "
-    "critic that knows no more than a constant."
-)
 
 
 def study_report(study, results: Sequence[Mapping], folder: Path, figures: Path) -> str:
@@ -65,9 +56,9 @@ def markdown(rows: Sequence[Mapping], baseline: str = "SFT", target_method: str 
     costs = {"method": "method"} | {name: f"{text} to {target_method}'s final {score}" for name, text in COSTS.items()}
     costs |= {f"cost_{name}": f"{text} in all" for name, text in COSTS.items()}
     costs[EXPLAINED] = "critic: explained variance of the score"
-    parts = [table(rows, heads | {"kl": "KL (nats)", "tokens": "length"}, _cell), LEGEND]
+    parts = [table(rows, heads | {"kl": "KL (nats)", "tokens": "length"}, _cell), LEGENDS["scores"]]
     trained = [row for row in rows if "cost_updates" in row]
-    return "\n\n".join(parts + ([table(trained, costs, _cell), COST_LEGEND] if trained else []))
+    return "\n\n".join(parts + ([table(trained, costs, _cell), LEGENDS["costs"]] if trained else []))
 
 
 def _cell(row: Mapping, name: str) -> str:
