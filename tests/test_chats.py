@@ -461,7 +461,7 @@ def test_data_with_prompts_of_their_own_take_no_template(tmp_path, form):
             "summaries": [{"text": "A"}, {"text": "B"}],
             "choice": 0,
         },
-        "program": dict.fromkeys(("prompt", "canonical_solution", "test", "entry_point"), "x"),
+        "program": dict.fromkeys(("question", "solutions", "input_output", "difficulty", "starter_code"), "x"),
     }
     path = tmp_path / "rows.jsonl"
     path.write_text(f"{json.dumps(rows.get(form))}\n")

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from marlhf_lite.cli import main
 from marlhf_lite.config.commands import COMMANDS, option_names
-from marlhf_lite.experiments import context
+from marlhf_lite.experiments import context, samplers
 from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.models.loading import load_policy, load_score_model
 from marlhf_lite.training import ppo
@@ -337,7 +337,7 @@ def test_interrupt_leaves_whole_records(tiny, base, shared, sft, rm, monkeypatch
             raise KeyboardInterrupt
         return generate(*args)
 
-    monkeypatch.setattr(context, "generate", interrupted)
+    monkeypatch.setattr(samplers, "generate", interrupted)
     argv = ["ppo", *shared, "--sft", str(sft), "--rm", str(rm), *budget("ppo"), "--output_dir", "out"]
     assert main(argv) == 130
     shown = capsys.readouterr()

@@ -115,6 +115,7 @@ def test_answers_to_prompts_that_were_read_as_other_tokens_are_not_used_again(ev
     one = {"names": ["SFT"], "temperatures": (0.5,), "samples": 1}
     chats, others = copy.deepcopy(tokenizer), copy.deepcopy(tokenizer)
     for each, end in ((chats, "<eos>"), (others, "<bos>")):
+        each.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
         expect_chats(each)
         each.eos_token = end
     found = [responses(evaluate(**one, tokenizer=each)) for each in (tokenizer, chats, others, tokenizer)]

@@ -184,13 +184,13 @@ def test_columns_that_rows_are_read_by_go_along_by_name(tmp_path):
 
 
 def test_columns_of_programs_are_those_of_their_rows(tmp_path):
-    row = dict.fromkeys(("prompt", "canonical_solution", "test", "entry_point"), "x")
-    (tmp_path / "a.jsonl").write_text(
-        "".join(json.dumps(row | {"prompt": f"def f{i}():", "level": i}) + "\n" for i in range(9))
-    )
+    row = {"solutions": '["x"]', "input_output": "", "difficulty": "interview", "starter_code": ""}
+    rows = [row | {"question": f"Task {i}.", "level": i} for i in range(9)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = load_task(str(tmp_path / "a.jsonl"), asked=[RowColumns(lambda p, r, level, **row: 0, 2, "mine")])
     for prompt in prompts_of(task.splits["ppo"]):
-        assert prompt == f"def f{json.loads(prompt.row)['level']}():" and json.loads(prompt.row).keys() == {"level"}
+        found = json.loads(prompt.row)
+        assert f"Task {found['level']}." in prompt and found.keys() == {"level"}
 
 
 def test_a_row_without_a_column_that_is_needed_is_a_bad_row(tmp_path):

@@ -61,7 +61,7 @@ class Recorder(TrainerCallback):
             return
         update, loss, gradient = state.global_step, float(logs["loss"]), float(logs.get("grad_norm", 0.0))
         row = self._record(update, self.translate(logs)) if self.translate else {"loss": loss}
-        self.bar.set_postfix({k: number(row[k]) for k in SHOWN if k in row}, refresh=False)
+        self.bar.set_postfix({k: number(row[k], ".3f") for k in SHOWN if k in row}, refresh=False)
         self._check_moved(model, gradient)
         if not (math.isfinite(loss) and math.isfinite(gradient)):
             fix = "start again with a lower learning rate, or --dtype float32"
