@@ -51,15 +51,8 @@ from accelerate import Accelerator
 from cells import Cells, arguments
 
 from marlhf_lab.credit.credit import token_values
-from marlhf_lab.credit.critic_response import (
-    critic_response,
-    signal,
-    signal_difference,
-    taken_away,
-    true_credit,
-    variance_saved,
-)
-from marlhf_lab.credit.gradient_signal import slopes, token_advantages
+from marlhf_lab.credit.critic_response import critic_response, taken_away, true_credit, variance_saved
+from marlhf_lab.credit.gradient_signal import difference_of_signals, signal_to_noise, slopes, token_advantages
 from marlhf_lab.studies.results import rounded
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import ModelConfig
@@ -295,8 +288,8 @@ def _embedded(dataset: str) -> str:
 def found(cell: dict) -> dict:
     """Signals and contrasts of a setting."""
     rows = {name: torch.tensor(x, dtype=torch.double).numpy() for name, x in cell["projections"].items()}
-    contrasts = {f"{a} - {b}": signal_difference(rows[a], rows[b])._asdict() for a, b in CONTRASTS}
-    return {"signal": {name: signal(x) for name, x in rows.items()}, "contrasts": contrasts}
+    contrasts = {f"{a} - {b}": difference_of_signals(rows[a], rows[b])._asdict() for a, b in CONTRASTS}
+    return {"signal": {name: signal_to_noise(x) for name, x in rows.items()}, "contrasts": contrasts}
 
 
 def main() -> None:

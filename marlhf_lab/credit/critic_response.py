@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from marlhf_lab.credit.credit import RESAMPLES, bootstrap
-from marlhf_lite.evaluation.statistics import Interval, percentile_interval
+from marlhf_lite.evaluation.statistics import Interval
 from marlhf_lite.macro import MacroActions
 
 
@@ -58,22 +58,6 @@ def variance_saved(advantages: Tensor, fitted: Tensor, mask: Tensor, n: int = RE
         return (a2 / count - (a / count) ** 2) / (f2 / count - (f / count) ** 2)
 
     return bootstrap(sums, ratio, n)
-
-
-def signal(projections: np.ndarray) -> float:
-    """Mean over standard deviation (N − 1): the signal over the noise of one answer's gradient."""
-    return float(projections.mean(-1) / projections.std(-1, ddof=1))
-
-
-def signal_difference(ours: Sequence[float], theirs: Sequence[float], resamples: int = 10_000) -> Interval:
-    """`signal` of one estimator minus another's on the same answers, with a bootstrap over answers."""
-    pair, rng = np.array([ours, theirs]), np.random.default_rng(0)
-    drawn = []
-    for _ in range(resamples):
-        some = pair[:, rng.integers(pair.shape[1], size=pair.shape[1])]
-        drawn.append(some.mean(1) / some.std(1, ddof=1))
-    drawn = np.array(drawn)
-    return percentile_interval(signal(pair[0]) - signal(pair[1]), drawn[:, 0] - drawn[:, 1])
 
 
 def _slope(y: np.ndarray, d: np.ndarray, n: int) -> Interval:

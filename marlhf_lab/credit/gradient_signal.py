@@ -64,17 +64,27 @@ def projection(advantages: Tensor, slope: Tensor, mask: Tensor) -> float:
 
 
 def signal_to_noise(projections: Sequence[float]) -> float:
-    """Mean of projections over batches, over their standard deviation (N − 1)."""
+    """Mean of projections over batches (or answers), over their standard deviation (N − 1)."""
     return float(np.mean(projections) / np.std(projections, ddof=1))
 
 
-def ratio_of_signals(
-    projections: Mapping[str, Sequence[float]], ours: str, theirs: str, resamples: int = RESAMPLES
-) -> Interval:
+def drawn_signals(*projections: Sequence[float], resamples: int = RESAMPLES) -> np.ndarray:
+    """Bootstrap `signal_to_noise` of estimators [N]: [estimators, resamples]; all get the same rows in a draw."""
+    every, rng, drawn = np.array(projections), np.random.default_rng(0), []
+    for _ in range(resamples):
+        some = every[:, rng.integers(every.shape[1], size=every.shape[1])]
+        drawn.append(some.mean(1) / some.std(1, ddof=1))
+    return np.transpose(drawn)
+
+
+def ratio_of_signals(projections: Mapping[str, Sequence[float]], ours: str, theirs: str, **options: int) -> Interval:
     """Signal-to-noise of one estimator over another's on the same batches, with a bootstrap over batches."""
-    pair = np.array([projections[ours], projections[theirs]])
-    rows = np.random.default_rng(0).integers(pair.shape[1], size=(resamples, pair.shape[1]))
-    drawn = pair[:, rows]
-    of_draws = drawn.mean(-1) / drawn.std(-1, ddof=1)
-    value = signal_to_noise(pair[0]) / signal_to_noise(pair[1])
-    return percentile_interval(value, of_draws[0] / of_draws[1])
+    pair = projections[ours], projections[theirs]
+    one, other = drawn_signals(*pair, **options)
+    return percentile_interval(signal_to_noise(pair[0]) / signal_to_noise(pair[1]), one / other)
+
+
+def difference_of_signals(ours: Sequence[float], theirs: Sequence[float], **options: int) -> Interval:
+    """Signal-to-noise of one estimator minus another's on the same answers, with a bootstrap over answers."""
+    one, other = drawn_signals(ours, theirs, **options)
+    return percentile_interval(signal_to_noise(ours) - signal_to_noise(theirs), one - other)

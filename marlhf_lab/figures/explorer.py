@@ -29,8 +29,8 @@ Numbers = Callable[[list[int]], Tensor]  # token ids of a text to one number for
 def explore(
     tokenizer: Any,
     texts: Mapping[str, str],
-    values: Numbers | None = None,
-    logprobs: Numbers | None = None,
+    values: Numbers,
+    logprobs: Numbers,
     label: str = "value of the token",
     interactive: bool | None = None,
     own_rules: Sequence[str] = (),
@@ -40,15 +40,13 @@ def explore(
     Args:
         tokenizer: a fast tokenizer; a text's response is its tokens and EOS.
         texts: title to text, to pick from; at least one.
-        values: token ids to V(s_t) [T], for example a critic's; None shows `logprobs` in their place.
-        logprobs: token ids to log-probabilities [T] under the reference model; None leaves out the perplexity rules.
+        values: token ids to V(s_t) [T], for example a critic's.
+        logprobs: token ids to log-probabilities [T] under the reference model, for the perplexity rules.
         label: what `values` are, for the axis.
         interactive: whether to return widgets; None asks `headless`.
         own_rules: your own rules to choose from, too, as package.module:function (in a notebook __main__:function).
     """
-    label = label if values else "log-probability of the token"
-    reference = _remember(logprobs) if logprobs else None
-    shown = _remember(values) if values else reference
+    reference, shown = _remember(logprobs), _remember(values)
     if headless() if interactive is None else not interactive:
         return rule_figure(tokenizer, next(iter(texts.values())), MacroConfig(), 0, shown, reference, label)
     import ipywidgets
@@ -63,7 +61,7 @@ def explore(
 
     hints = get_type_hints(MacroConfig)
     choices = {name: list(get_args(hints[name])) for name in ("perplexity_rule", "parser", "sigma")}
-    choices["termination"] = [name for name in TERMINATIONS if logprobs or name != "perplexity"] + list(own_rules)
+    choices["termination"] = [*TERMINATIONS, *own_rules]
     numbers = {"n": (1, 33), "cutoff": (1, 40), "seed": (0, 99)}  # n above 32 is ∞
     other = {"own": "", "lengths": MacroConfig().lengths}
     panel = ipywidgets.interactive(show, example=list(texts.items()), **choices, **numbers, **other)
@@ -79,7 +77,7 @@ def _remember(function: Numbers) -> Numbers:
 
 
 def rule_figure(
-    tokenizer: Any, text: str, choice: MacroConfig, seed: int, values: Numbers, logprobs: Numbers | None, label: str
+    tokenizer: Any, text: str, choice: MacroConfig, seed: int, values: Numbers, logprobs: Numbers, label: str
 ) -> Figure:
     """Draw the spans of a text's macro actions, and below them the values of tokens and of macro actions.
 

@@ -5,11 +5,12 @@ prints the tables.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
+from marlhf_lab.credit.gradient_signal import drawn_signals
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.utils.shipped import shipped
 from marlhf_lite.utils.tables import interval, markdown, number
@@ -62,7 +63,8 @@ def signal_figure(record: Mapping, reasons: Mapping) -> np.ndarray:
     for line, critic in enumerate(CRITICS):
         for rank, name in enumerate(names):
             place, look = line + 0.2 * (rank - (len(names) - 1) / 2), looks[name]
-            low, high = _interval(record["cells"]["projections"][critic][name])
+            drawn = drawn_signals(record["cells"]["projections"][critic][name], resamples=2000)
+            low, high = np.percentile(drawn, [2.5, 97.5])
             axes[0].plot([low, high], [place, place], color=look["color"], linewidth=1.2)
             style = {"color": look["color"], "marker": look["marker"], "markersize": 4, "linestyle": "none"}
             label = name if line == 0 else None
@@ -85,14 +87,6 @@ def signal_figure(record: Mapping, reasons: Mapping) -> np.ndarray:
     )
     plots.caption(axes[0].figure, text)
     return axes
-
-
-def _interval(projections: Sequence[float]) -> tuple[float, float]:
-    """The 95 % percentile interval of a signal-to-noise ratio over batches."""
-    rows = np.random.default_rng(0).integers(len(projections), size=(2000, len(projections)))
-    drawn = np.array(projections)[rows]
-    low, high = np.percentile(drawn.mean(1) / drawn.std(1, ddof=1), [2.5, 97.5])
-    return low, high
 
 
 if __name__ == "__main__":

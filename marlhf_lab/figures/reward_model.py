@@ -75,39 +75,28 @@ def reliability_diagram(margins: Sequence[float], ax: Axes, count: int = 5) -> A
 
 
 @plt.rc_context(STYLE)
-def accuracy_against(
-    margins: Sequence[float],
-    by: Sequence[float] | None,
-    ax: Axes,
-    count: int = 5,
-    label: str = "|margin| of the pair",
-    curve: str = "sigmoid(|margin|)",
-) -> Axes:
-    """Draw the share of pairs ranked right against their |margin|, or against `by`, beside the sigmoid of that.
+def accuracy_by_gold(margins: Sequence[float], gap: Sequence[float], ax: Axes) -> Axes:
+    """Draw the share of pairs ranked right against their |gap| in gold score, beside the sigmoid of this gap.
 
-    By the raters' own gap in gold score the sigmoid is the most that any model can reach (if raters follow
-    Bradley-Terry); by |margin| it is what the model claims. `margins`, `by` and errors: see `bin_pairs`.
+    The sigmoid is the most that any model can reach if raters follow Bradley-Terry. Errors: see `bin_pairs`.
     """
-    bins = bin_pairs(margins, by, count)
+    bins = bin_pairs(margins, np.abs(gap))
     grid = np.linspace(0, max(b.gap for b in bins) * 1.1, 100)
-    return _draw_bins(ax, bins, [b.gap for b in bins], grid, sigmoid(grid), curve, label)
+    x, label = [b.gap for b in bins], "gap in gold, |Δ|"
+    return _draw_bins(ax, bins, x, grid, sigmoid(grid), "ceiling, sigmoid(|Δ|)", label)
 
 
 @plt.rc_context(STYLE)
-def score_against_length(
-    scores: Sequence[float], lengths: Sequence[float], ax: Axes, given: Sequence[float] | None = None
-) -> Axes:
-    """Draw scores [N] over response lengths [N] in tokens, with their least-squares line and their correlation.
+def score_against_length(scores: Sequence[float], lengths: Sequence[float], gold: Sequence[float], ax: Axes) -> Axes:
+    """Draw scores [N] over response lengths [N] in tokens, with their least-squares line.
 
-    With gold scores as `given` [N], the title also has the correlation at equal gold. Errors: see `correlation`.
+    The title has their correlation, and that at equal gold score [N]. Errors: see `correlation`.
     """
-    title = f"correlation {signed(correlation(lengths, scores))}"
-    if given is not None:
-        title += f", at equal gold {signed(correlation(lengths, scores, given))}"
+    of_all, at_equal_gold = (signed(correlation(lengths, scores, given)) for given in (None, gold))
     dots, line = {"s": 6, "alpha": 0.35, "linewidths": 0, "color": SERIES[0]}, {"color": SERIES[3], "linewidth": 1.4}
     seaborn.regplot(x=np.asarray(lengths), y=np.asarray(scores), ci=None, scatter_kws=dots, line_kws=line, ax=ax)
     ax.set(xlabel="response length (tokens)", ylabel="reward model score")
-    ax.set_title(title, fontsize="medium")
+    ax.set_title(f"correlation {of_all}, at equal gold {at_equal_gold}", fontsize="medium")
     ax.grid(alpha=0.3, linewidth=0.5)
     return ax
 
@@ -129,7 +118,7 @@ def _draw_bins(
 def checks_of_margins(margins: Sequence[float], gap: Sequence[float]) -> Axes:
     """Draw accuracy by the gap in gold (left) and the calibration curve (right), side by side."""
     left, right = plt.subplots(1, 2, figsize=(7.2, 3.3), sharey=True)[1]
-    accuracy_against(margins, np.abs(gap), ax=left, label="gap in gold, |Δ|", curve="ceiling, sigmoid(|Δ|)")
+    accuracy_by_gold(margins, gap, ax=left)
     reliability_diagram(margins, ax=right)
     right.set_ylabel("")
     return left
@@ -138,7 +127,7 @@ def checks_of_margins(margins: Sequence[float], gap: Sequence[float]) -> Axes:
 def scores_by_length_and_gold(score: Sequence[float], length: Sequence[float], gold: Sequence[float]) -> Axes:
     """Draw a dot for each answer [N]: its score by its length (left) and by its gold score (right)."""
     left, right = plt.subplots(1, 2, figsize=(7.2, 3.3), sharey=True)[1]
-    score_against_length(score, length, given=gold, ax=left)
+    score_against_length(score, length, gold, ax=left)
     right.plot(gold, score, ".", markersize=3, alpha=0.35)
     right.set_xlabel("gold score")
     right.set_title(f"correlation {correlation(score, gold):.2f}", fontsize="medium")

@@ -9,17 +9,15 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from marlhf_lite.plotting.styles import SPANS
-from marlhf_lite.utils.errors import InputError
 
 
-def tree_cut(tree: nltk.Tree, counts: Sequence[int] | None = None, most: int = 4) -> tuple[set, list[tuple[int, int]]]:
+def tree_cut(tree: nltk.Tree, counts: Sequence[int], most: int) -> tuple[set, list[tuple[int, int]]]:
     """Return the positions in the tree where `Parsing` ends its descent, and macro actions as spans of leaves.
 
     Args:
-        counts: model tokens of every leaf; None counts a word as one token.
+        counts: model tokens of every leaf.
         most: tokens that a node with several leaves may have; a cutoff C is ``most=C - 1``, inclusive ``most=C``.
     """
-    counts = _counts(tree, counts)
     ends, starts, done = set(), [], 0
     for position, (first, last) in _spans(tree).items():
         several = last - first > 1
@@ -32,13 +30,13 @@ def tree_cut(tree: nltk.Tree, counts: Sequence[int] | None = None, most: int = 4
     return ends, list(pairwise([*starts, done]))
 
 
-def tree_figure(tree: nltk.Tree, counts: Sequence[int] | None = None, most: int = 4) -> Axes:
+def tree_figure(tree: nltk.Tree, counts: Sequence[int], most: int) -> Axes:
     """Draw a tree with its cut: nodes with their tokens, framed where the descent ends, and macro actions below.
 
     Arguments as in `tree_cut`. Nodes under the cut are faint.
     """
     ends, runs = tree_cut(tree, counts, most)
-    counts, spans, depth = _counts(tree, counts), _spans(tree), tree.height() - 1
+    spans, depth = _spans(tree), tree.height() - 1
     edges = np.concatenate([[0], np.cumsum([max(len(str(word)), 3) + 2.2 for word in tree.leaves()])])
     ax = plt.subplots(figsize=(max(edges[-1] * 0.088, 3.0), 0.36 * (depth + 1.6)), layout="constrained")[1]
     ax.set(xlim=(0, edges[-1]), ylim=(depth + 1.1, -0.5))
@@ -76,10 +74,3 @@ def _spans(tree: nltk.Tree) -> dict[tuple, tuple[int, int]]:
 
 def _below(position: tuple, ends: set) -> bool:
     return any(position[:depth] in ends for depth in range(len(position)))
-
-
-def _counts(tree: nltk.Tree, counts: Sequence[int] | None) -> list[int]:
-    words = len(tree.leaves())
-    if counts is not None and len(counts) != words:
-        raise InputError(f"counts: {len(counts)} for a tree of {words} leaves: give one number of tokens for each")
-    return [1] * words if counts is None else [int(c) for c in counts]

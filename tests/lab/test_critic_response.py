@@ -7,15 +7,8 @@ import pytest
 import reference_macro as ref
 import torch
 
-from marlhf_lab.credit.critic_response import (
-    critic_response,
-    signal,
-    signal_difference,
-    taken_away,
-    true_credit,
-    variance_saved,
-)
-from marlhf_lab.credit.gradient_signal import token_advantages
+from marlhf_lab.credit.critic_response import critic_response, taken_away, true_credit, variance_saved
+from marlhf_lab.credit.gradient_signal import difference_of_signals, token_advantages
 from marlhf_lite.training.rollout import Rollout
 
 H = (0.5, 0.2, 0.1, 0.05)  # what a critic says 1, 2, … tokens after a choice
@@ -76,10 +69,9 @@ def test_saved_variance_and_signals_are_those_of_loops():
     wide = [ref.padded(x, 7).masked_fill(~mask, 9.0) for x in (a, f)]
     variances = [np.var(np.concatenate(x)) for x in (a, f)]
     assert variance_saved(*wide, mask, n=50).mean == pytest.approx(variances[0] / variances[1])
-    assert signal(np.array([1.0, 3.0])) == pytest.approx(2 / 2**0.5)
     noise, held = np.random.default_rng(1), 0
     for _ in range(100):  # the difference is known: 0.5 − 0.2
         ours, shared = noise.normal(size=(2, 100))
-        difference = signal_difference(0.5 + ours, 0.2 + 0.6 * ours + 0.8 * shared, resamples=200)
+        difference = difference_of_signals(0.5 + ours, 0.2 + 0.6 * ours + 0.8 * shared, resamples=200)
         held += difference.low <= 0.3 <= difference.high
     assert 88 <= held <= 99
