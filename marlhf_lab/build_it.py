@@ -1,7 +1,7 @@
-"""The assignment "build it yourself" (docs/homework.md): MA-PPO's `update` in the single file, and what is right.
+"""The assignment "build it yourself" (docs/homework.md): MA-PPO's `update` in the single file, and its check.
 
-Models are Gemmas of a few hundred weights, numbers and settings are new each time, and the library computes what is
-right. Only what a call leaves counts: its metrics, and the weights of policy and critic.
+Models are Gemmas of a few hundred weights, numbers and settings are new each time, and the library computes the right
+results. The check compares what a call leaves: its metrics, and the weights of policy and critic.
 """
 
 import ast
@@ -36,7 +36,7 @@ def starter(whole: str) -> str:
 
 
 class Setting(NamedTuple):
-    """Arguments of one update, all models apart from others."""
+    """Arguments of one update; no two models share weights."""
 
     policy: nn.Module
     critic: nn.Module
@@ -83,7 +83,7 @@ def draw_setting(draw: torch.Generator) -> Setting:
 
 
 def right_update(one: Setting, n: int, epochs: int) -> dict[str, Tensor]:
-    """Update policy and critic of a setting; returns what the student's update must leave."""
+    """Update policy and critic of a setting; return what the student's update must leave."""
     mask, (beta, gamma, lam, epsilon, limit, _) = one.experience[2], SETTINGS.values()
     with torch.no_grad():
         old, ref, old_values, score = one.logprobs(one.policy), one.logprobs(one.reference), one.values(), one.score()
@@ -108,7 +108,7 @@ def weights(one: Setting) -> dict[str, Tensor]:
 
 
 def update_fault(answers: ModuleType, n: int, epochs: int, draw: torch.Generator) -> str:
-    """Return what the student's update leaves wrong, or an empty text."""
+    """Return what is wrong after the student's update, or an empty text."""
     one = draw_setting(draw)
     mine = Setting(*(copy.deepcopy(model) for model in one[:4]), one.experience)
     vars(answers).update(SETTINGS | {"EPOCHS": epochs})
@@ -153,7 +153,7 @@ def gae_fault(answers: ModuleType, draw: torch.Generator) -> str:
 
 
 def grade(answers: ModuleType, cases: int = 5) -> dict[str, str]:
-    """Return what is first wrong in each part, or an empty text; `answers` is the student's file as a module."""
+    """Return the first error of each part, or an empty text; `answers` is the student's file as a module."""
     draw, faults = torch.Generator(), dict.fromkeys(POINTS, "")
     draw.seed()
     for _ in range(cases):

@@ -1,6 +1,6 @@
 """Check the graded homework or the assignment (docs/homework.md): `python -m marlhf_lab.homework answers.py`.
 
-The library computes what is right, on numbers that are new each time: a copied number earns nothing.
+The library computes the right results from new numbers each time, so a copied number earns nothing.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def _plain(*arguments: Any) -> list:
 
 
 def fault(answers: Any, name: str, given: list, right: torch.Tensor) -> str:
-    """Return what is wrong with one result, or an empty text. Faults of the student's code are results, too."""
+    """Return what is wrong with one result, or an empty text; an error in the student's code counts as a wrong result."""
     try:
         found = getattr(answers, name)(*given)
         as_tensor = torch.as_tensor(found, dtype=torch.float64)
@@ -54,7 +54,7 @@ def fault(answers: Any, name: str, given: list, right: torch.Tensor) -> str:
 
 
 def grade(answers: Any, cases: int = 20) -> dict[str, str]:
-    """Return what is first wrong with each function, or an empty text; `answers` has the functions as attributes."""
+    """Return the first error of each function, or an empty text; `answers` has the functions as attributes."""
     draw, faults = torch.Generator(), dict.fromkeys(POINTS, "")
     draw.seed()
     for _ in range(cases):
@@ -64,7 +64,7 @@ def grade(answers: Any, cases: int = 20) -> dict[str, str]:
 
 
 def main(path: Path) -> None:
-    """Print the points of a file of answers, which is run for this; a file with an `update` is the assignment."""
+    """Run a file of answers and print its points; a file with an `update` is the assignment."""
     spec = importlib.util.spec_from_file_location("answers", path)
     answers = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(answers)

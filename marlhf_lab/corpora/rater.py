@@ -12,7 +12,7 @@ def rated_pair(
     rate: Callable[[Sequence[str]], Sequence[float]],
     sharpness: float,
 ) -> dict[str, str]:
-    """Two different responses that `write` makes, as a preference pair of a rater who errs.
+    """Two different responses of `write` as a preference pair, labelled by a rater who sometimes errs.
 
     Bradley and Terry on the scores of `rate`: P(a preferred to b) = sigmoid(sharpness · (score_a − score_b)).
     """

@@ -1,9 +1,8 @@
-"""Prompts about plain things, and rewards for how friendly an answer of an instruct model sounds: in all of its words,
+"""Prompts about everyday things, and rewards for how friendly an instruct model's answer sounds: in all of its words,
 in its first, or in its last.
 
 The score is VADER's compound value in [-1, 1], from a published lexicon (Hutto & Gilbert, 2014), or the lexicon's
-valences of the words (-4 to 4 each), added up and clipped. Nothing of it is learned, so no reward model's faults are in
-it.
+valences of the words (-4 to 4 each), added up and clipped. It is not learned, so it has none of a reward model's errors.
 """
 
 import importlib
@@ -36,12 +35,12 @@ def all_words(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
 
 
 def first_words(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
-    """The score of each answer's first 12 words: what decides is long over when the reward comes."""
+    """The score of each answer's first 12 words: the reward comes long after the deciding words."""
     return _scores([" ".join(response.split()[:WORDS]) for response in responses])
 
 
 def last_words(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
-    """The score of each answer's last 12 words: what decides is the last thing that is written."""
+    """The score of each answer's last 12 words: the reward comes right after the deciding words."""
     return _scores([" ".join(response.split()[-WORDS:]) for response in responses])
 
 

@@ -1,7 +1,7 @@
 """The embedded task `tiny-code`: a specification of one line with two examples, a program, and five hidden tests.
 
 `tiny_code.yaml` has the families of problems. A bug is a slip of the family, or a part that differs from the one that
-the specification names. What a program gives is found by running it: all are short and filled from that file.
+the specification names. Programs are run to find their outputs: all are short and made from that file.
 """
 
 import json
@@ -57,7 +57,7 @@ class Problem:
 
     family: Family
     parts: dict[str, Part]
-    others: dict[str, Part]  # by the same names: what a slip puts in their place
+    others: dict[str, Part]  # by the same names: the parts that a slip uses instead
     arguments: list[Any]  # of the examples, then of the hidden tests
 
     @cached_property
@@ -91,7 +91,7 @@ def run(program: str, arguments: list[Any]) -> list[Any] | None:
 
 
 def make_problem(rng: random.Random) -> Problem:
-    """A random problem, whose hidden tests are apart from its examples and have several outputs."""
+    """A random problem; its hidden tests differ from its examples and have several outputs."""
     family = rng.choice(FAMILIES)
     parts, others = {}, {}
     for kind in family.parts:
@@ -102,7 +102,7 @@ def make_problem(rng: random.Random) -> Problem:
         different = len({repr(x) for x in arguments}) == len(arguments)
         if different and len({repr(x) for x in problem.outputs[EXAMPLES:]}) >= 2:
             return problem
-        if rng.random() < 0.05:  # parts that give the same value for nearly everything, such as a letter for itself
+        if rng.random() < 0.05:  # some parts give nearly always the same value
             return make_problem(rng)
 
 
@@ -112,7 +112,7 @@ def draw(rng: random.Random, kind: str) -> tuple[Part, Part]:
         letter, other = rng.sample(LETTERS, 2)
         return CONSTANT.of(repr(letter)), CONSTANT.of(repr(other))
     k = rng.randint(2, 6)
-    near = k + (rng.choice((-1, 1)) if k > 2 else 1)  # never 1, by which a loop could divide for ever
+    near = k + (rng.choice((-1, 1)) if k > 2 else 1)  # never 1: a loop could divide by it for ever
     if kind == "k":
         return CONSTANT.of(k), CONSTANT.of(near)
     part = rng.choice(PARTS[kind])
@@ -147,11 +147,11 @@ def write_with_bug(rng: random.Random, problem: Problem) -> str:
         program = _slip(rng, problem)
         if run(program, problem.arguments[EXAMPLES:]) != problem.outputs[EXAMPLES:]:
             return program
-    return _broken(rng, write(rng, problem))  # no slip of the others shows in these tests
+    return _broken(rng, write(rng, problem))  # these tests reveal none of the other slips
 
 
 def _slip(rng: random.Random, problem: Problem) -> str:
-    """A program with a slip that may not show."""
+    """A program with a slip that the tests may not reveal."""
     family, luck = problem.family, rng.random()
     if luck < 0.1:
         return _broken(rng, write(rng, problem))
@@ -167,7 +167,7 @@ def _slip(rng: random.Random, problem: Problem) -> str:
 
 
 def _broken(rng: random.Random, program: str) -> str:
-    """The program with a mark or a name gone wrong: it does not compile, or stops at run time."""
+    """The program with a wrong mark or name: it does not compile, or stops at run time."""
     if rng.random() < 0.5 and program.count("return ") == 1:
         head, _, value = program.partition("return ")
         return f"{head}return ({value}, y)"

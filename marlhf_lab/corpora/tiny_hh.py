@@ -1,7 +1,7 @@
 """The embedded task `tiny-hh`: dialogues of two turns, and preferences between answers of known helpfulness.
 
-The human tells of six plans, and asks in the second turn what to do about five of them. Answers give some of
-the things, some with a wrong value, and put chatter, unasked or harmful advice between them.
+The human tells of six plans, and asks in the second turn what to do about five of them. Answers help with some of
+them, sometimes with a wrong value, and add chatter, unasked or harmful advice.
 """
 
 import random
@@ -55,7 +55,7 @@ class Quality:
 
 
 def make_dialogue(rng: random.Random, plans: int = PLANS, asked: int = ASKED) -> Dialogue:
-    """One random dialogue up to the answer, with so many things told and asked for."""
+    """One random dialogue up to the answer; `plans` things are told, and `asked` of them asked for."""
     things = rng.sample(sorted(THINGS), plans)
     values = {thing: {slot: rng.choice(WORDS[slot]) for slot in slots(THINGS[thing]["told"])} for thing in things}
     return Dialogue(values, tuple(rng.sample(things, asked)), rng.choice(REPLIES))

@@ -1,7 +1,7 @@
 """The embedded task `tiny-steps`: arithmetic in 4, 8 or 16 steps, written out one a line, with an exact reward.
 
-An early slip ruins all that follows, and the first wrong step is known (`verify`). Writers slip where people do:
-they forget the carry of an addition, the borrow of a subtraction, or the carry of a doubling, at their own rates.
+An early slip makes all later steps wrong, and the first wrong step is known (`verify`). Writers slip as people do: they
+forget the carry of an addition, the borrow of a subtraction, or the carry of a doubling, at their own rates.
 """
 
 import random
@@ -41,7 +41,7 @@ def slip(rng: random.Random, value: int, operation: tuple[str, int]) -> int:
 
 
 def write(problem: Problem, results: list[int]) -> str:
-    """The response with these results, each step going on from the result before it."""
+    """The response with these results; each step starts from the result before it."""
     lines, value = [], problem.start
     for letter, (sign, k), result in zip(LETTERS, problem.operations, results, strict=False):
         lines.append(f"{letter}{sign}{k}:{value}>{result}")
@@ -59,12 +59,12 @@ def demonstrate(rng: random.Random, problem: Problem) -> str:
 
 
 def one_slip(rng: random.Random, problem: Problem, at: int) -> str:
-    """A response with a slip at step `at` alone, carried on: its answer is wrong, for no later step can undo it."""
+    """A response with a slip only at step `at`; its answer is wrong, because no later step can undo the slip."""
     return _respond(rng, problem, lambda number, *_: number == at)
 
 
 def _respond(rng: random.Random, problem: Problem, slips: Callable[..., bool]) -> str:
-    """A response with a slip wherever `slips(number of the step, value, operation)` says so."""
+    """A response with a slip at each step for which `slips(number of the step, value, operation)` is true."""
     results, value = [], problem.start
     for number, operation in enumerate(problem.operations):
         value = slip(rng, value, operation) if slips(number, value, operation) else apply(value, operation)
@@ -91,7 +91,7 @@ class Fault:
     """The first wrong line of a response.
 
     `line` counts from 0 and `start`, `end` are its characters in the response, end excluded. `reason` is `form` (not of
-    the form of a step, or of the answer), `operation` (not the one that is due), `begin` (not the result of the line
+    the form of a step, or of the answer), `operation` (another one is due), `begin` (not the result of the line
     before), `result` (wrong arithmetic), `answer` (not the last result), `missing` (the response ends before; the line
     is empty), or `more` (text after the answer).
     """
@@ -105,8 +105,8 @@ class Fault:
 def verify(prompt: str, response: str) -> Fault | None:
     """Find the first wrong line of a response; None if every step and the answer are right.
 
-    A step is wrong by what comes before it in the response: if it goes on rightly from a wrong result, the slip
-    before it is the fault. White space at the end is not counted. All is wrong for a prompt of another task.
+    A step is wrong by what comes before it in the response: if it continues correctly from a wrong result,
+    only the earlier slip is wrong. White space at the end is ignored. With a prompt of another task every line is wrong.
     """
     problem, text, place = read_prompt(prompt), response.rstrip(), 0
     due, value = (list(problem.operations), problem.start) if problem else ([], -1)

@@ -2,7 +2,7 @@
 
 Posts state six facts about one person between fillers; summaries state some of them, sometimes wrongly, with
 their own fillers. Labels are drawn from the Bradley-Terry model on the gold score, so a reward model can be no
-better than its raters, and optimising it too hard shows as gold falling while the reward still rises.
+better than its raters. If a policy optimises it too hard, gold falls while the reward still rises.
 """
 
 import random
@@ -26,7 +26,7 @@ from marlhf_lite.tasks.tiny_tldr.grammar import (
 )
 
 SUBREDDITS = ("advice", "family", "roommates", "pets", "travel", "money", "cooking", "tifu")
-FACTS_PER_POST = 5  # besides who it is about
+FACTS_PER_POST = 5  # the person comes on top
 RATER_SHARPNESS = 1.0  # P(a preferred to b) = sigmoid(RATER_SHARPNESS * (gold_a - gold_b))
 
 
@@ -72,7 +72,7 @@ def _group(rng: random.Random, facts: list) -> list[list]:
 
 
 def _tell(rng: random.Random, who, facts, opener_rate: float, filler_rate: float, lead: bool) -> list[nltk.Tree]:
-    """Sentences that state `facts` in order, with openers and fillers strewn in."""
+    """Sentences that state `facts` in order, with openers and fillers between them."""
     fillers = iter(rng.sample(FILLERS, len(FILLERS)))
     trees = [fill(next(fillers))] if lead and rng.random() < filler_rate else []
     for i, group in enumerate(_group(rng, facts)):
@@ -100,7 +100,7 @@ def make_summary(rng: random.Random, post: Post, quality: Quality) -> list[nltk.
 
 
 def summary_text(trees: list[nltk.Tree]) -> str:
-    """A response as models see it: it starts with a space, as text after `TL;DR:` does."""
+    """A response as models read it: it starts with a space, as text after `TL;DR:` does."""
     return " " + " ".join(map(detokenize, trees))
 
 

@@ -1,9 +1,8 @@
 """The embedded task `tiny-webgpt`: questions with numbered sources, and preferences of raters in a hurry.
 
 The human asks what people in a town do, and gives five sources of two facts each. Answers state some of the facts
-with their citations, some of them wrongly or invented, repeat themselves, and put phrases that sound sure between them.
-The raters check only part of the statements, trust the rest, and like what sounds sure, so a reward model learns a
-score that is not the true one.
+with their citations, some wrong or invented, repeat themselves, and add phrases that sound sure. The raters
+check only part of the statements, trust the rest, and like what sounds sure, so a reward model learns a wrong score.
 """
 
 import random
@@ -63,7 +62,7 @@ def state(verb: str, thing: str, source: int) -> str:
 
 
 def make_question(rng: random.Random, sources: int = SOURCES, facts: int = FACTS) -> Question:
-    """One random question with so many sources, of so many facts each; no verb comes twice."""
+    """One random question with `sources` sources of `facts` facts each; no verb comes twice."""
     names = rng.sample(sorted(OBJECTS), sources * facts)
     sheets = [{name: rng.choice(OBJECTS[name]) for name in names[i::sources]} for i in range(sources)]
     return Question(rng.choice(TOWNS), tuple(sheets))

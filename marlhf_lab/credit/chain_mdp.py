@@ -1,7 +1,7 @@
 """A chain of binary tokens whose true advantages are known, to measure errors of credit assignment.
 
 N episodes of T tokens. The score comes after the last token and depends on the sum of the tokens alone, so all tokens
-contribute alike: an estimate that treats near and far tokens differently is in error.
+contribute alike: an estimate that treats near and far tokens differently is wrong.
 """
 
 import math
@@ -66,7 +66,7 @@ class Critic:
     smooth^k.
     """
 
-    sees: float = 1.0  # share of the true value that it recognises: 1 all of it, 0 nothing but the mean
+    sees: float = 1.0  # share of the true value that it recognises: 1 is all of it, 0 only the mean
     offset: float = 0.0
     noise: float = 0.0
     smooth: float = 0.0

@@ -1,7 +1,7 @@
-"""How much of each token's credit a critic sees, measured against values by Monte Carlo (`monte_carlo`).
+"""How much of each token's credit a critic predicts, measured against values by Monte Carlo (`monte_carlo`).
 
 Shapes: B responses, T response tokens, C cuts of a response, K continuations of a state. Every result is an interval of
-a bootstrap over responses; NaN if the variance that divides is not above its noise: sample more continuations.
+a bootstrap over responses; NaN if noise hides the variance in the denominator: sample more continuations.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,9 +33,9 @@ def token_values(critic: Critic, rollout: Rollout) -> Tensor:
 def credit_seen(values: Tensor, scores: Tensor, n: int = RESAMPLES) -> Interval:
     """The share s = Cov(V_t − V_0, V*_t − V*_0) / Var(V*_t − V*_0) of what happened since the first cut.
 
-    1: the critic notices all of it; 0: it is blind; noise of V does not change s. The variance comes from the product
-    of two halves of the continuations, so their noise does not enter it. Other first cuts than the start of the
-    response are possible: with (t, t+1) it is the share of a single token's credit.
+    With s = 1 the critic predicts all of it, with s = 0 none (a blind critic); noise of V does not change s. The
+    variance comes from the product of two halves of the continuations, so it is free of their noise. The first cut may
+    also be a later token: with (t, t+1), s is the share of a single token's credit.
 
     Args:
         values: [B, C] the critic's V at the cuts, C >= 2.
@@ -65,14 +65,14 @@ def explained_by_quarter(values: Tensor, scores: Tensor, mask: Tensor, n: int = 
     def explained(sums: np.ndarray) -> np.ndarray:
         n, error, error2, score, score2 = np.moveaxis(sums, -1, 0)
         variance = _covariance(n, score, score, score2)
-        variance = np.where(variance > 1e-12 * score2 / n, variance, 0.0)  # scores that differ by rounding alone
+        variance = np.where(variance > 1e-12 * score2 / n, variance, 0.0)  # scores that differ only by rounding
         return 1 - _ratio(_covariance(n, error, error, error2), variance)
 
     return [bootstrap(_per_row(columns * (place == quarter)), explained, n) for quarter in range(4)]
 
 
 def explainable(scores: Tensor) -> list[Interval]:
-    """Var(V*) / Var(score) at each cut: the explained variance of a critic that knows V*, the most there can be.
+    """Var(V*) / Var(score) at each cut: the explained variance of a critic that knows V*, the highest possible.
 
     scores: [B, C, K]; C intervals. The rest of the scores' variance is decided after the cut.
     """
@@ -90,7 +90,7 @@ def token_noise(values: Tensor, scores: Tensor, n: int = RESAMPLES) -> tuple[Int
     """ν: the root of half the mean squared step from a token to the next, of V and of V*, in the unit of the scores.
 
     Errors of a critic that are independent from token to token have standard deviation ν, if V* hardly moves. V* moves
-    by what a token earns; the second ν says how much that is.
+    by what a token earns, and the second ν measures this.
 
     Args:
         values: [B, 2·P] the critic's V at P pairs of neighbouring cuts, as those of `even_cuts` after the first.
@@ -107,7 +107,7 @@ def token_noise(values: Tensor, scores: Tensor, n: int = RESAMPLES) -> tuple[Int
 
 
 def bootstrap(sums: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], n: int = RESAMPLES) -> Interval:
-    """A statistic of summed columns, with the percentile interval when rows are drawn again.
+    """A statistic of summed columns, with the percentile interval of a bootstrap over rows.
 
     sums: [P, M] what each of P prompts or responses adds to M columns; statistic: [..., M] -> [...].
     """

@@ -1,9 +1,9 @@
-"""How a critic reacts to a choice, token by token afterwards, and what pooling takes away with it.
+"""How a critic reacts to a choice, token by token afterwards, and what pooling subtracts.
 
-With d_t the slope of log π(a_t | s_t) along a direction of the policy, whose mean given s_t is 0, the response is
+Let d_t be the slope of log π(a_t | s_t) along a direction of the policy; its mean given s_t is 0. The response is
 h_k = E[(V(s_{t+1+k}) − V(s_t)) d_t] / E[d_t²]: how far a choice along it moves the critic k + 1 tokens later.
 In the same unit E[(score − V(s_t)) d_t] / E[d_t²] is the credit that the choice has earned. The mean of V over a macro
-action of n tokens subtracts from the token at its place i what the critic answers over the rest of the action:
+action of n tokens subtracts from the token at its position i how the critic responds over the rest of the action:
 Σ_{k ≤ n−2−i} h_k / n.
 
 Shapes: B responses, T response tokens, K lags.
@@ -41,7 +41,7 @@ def true_credit(values: Tensor, slope: Tensor, mask: Tensor, scores: Tensor, n: 
 
 
 def taken_away(response: Sequence[float], n: int) -> list[float]:
-    """What the mean of V over n tokens subtracts from the token at each place of a macro action, from h_0 … h_{n−2}."""
+    """What the mean of V over n tokens subtracts from the token at each position of a macro action, from h_0 … h_{n−2}."""
     return [sum(response[: n - 1 - place]) / n for place in range(n)]
 
 

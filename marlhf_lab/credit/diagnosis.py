@@ -1,10 +1,10 @@
-"""Why do two methods differ, or not? What critic and estimators get of the credit, at a few moments of two short runs.
+"""Why do two methods differ, or not? What critic and estimators keep of the credit, at a few moments of two short runs.
 
     python -m marlhf_lab.credit.diagnosis --sft runs/sft --rm runs/rm --seed 0
 
 Token-level PPO and MA-PPO (n = 5) train with the options of the study `main`. Before, while and after this, a sample of
-held-out prompts tells what share of the credit the critic sees, and how far each estimator's gradient is from an
-unbiased one. Nothing else is trained. One JSON file a seed goes to data/results/diagnosis.
+held-out prompts measures what share of the credit the critic predicts, and how far each estimator's gradient is from an
+unbiased one. Nothing else is trained. One JSON file per seed goes to data/results/diagnosis.
 """
 
 import sys
@@ -41,11 +41,11 @@ CURVE = ("update", "score_mean", "gold_mean", "kl_k1", "explained_variance", "re
 
 @dataclass(frozen=True)
 class Sizes:
-    """When it is measured, and how much is sampled then: small enough for a CPU."""
+    """When we measure, and how much we sample then: small enough for a CPU."""
 
     moments: tuple[int, ...] = (0, 30)  # updates done
     prompts: int = 24
-    places: int = 1  # pairs of neighbouring cuts in a response, besides its start
+    places: int = 1  # pairs of neighbouring cuts in a response; its start is one more cut
     continuations: int = 6  # of each cut, and of each alternative token
     alternatives: int = 5
     ranked: int = 12  # responses in which next tokens are ranked
@@ -53,7 +53,7 @@ class Sizes:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run with the words of a command line; faults are one line on stderr, and status 2."""
+    """Run with the words of a command line; an error is one line on stderr, and status 2."""
     try:
         options = read_options(sys.argv[1:] if argv is None else argv)
         folders = [resolve_adapter_dir(name, getattr(options, name)) for name in ("sft", "rm")]
@@ -106,7 +106,7 @@ def open_context(options: PPOCommand) -> RunContext[PPOCommand]:
 
 
 def measure(trainer: PPOTrainer, prompts: Sequence[str], sizes: Sizes, seed: int = 0) -> dict:
-    """What the trainer's critic sees, and its policy's gradient under each estimator; training is not disturbed.
+    """What the trainer's critic predicts, and its policy's gradient under each estimator; training stays unchanged.
 
     Returns numbers and intervals by name: `credit_seen` since the start of the response and `token_credit_seen` of a
     single token; `explained` by quarter, and `explainable` at each cut (at `cuts`, shares of the response); `noise` of

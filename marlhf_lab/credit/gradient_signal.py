@@ -1,8 +1,8 @@
 """Signal and noise of one batch's policy gradient along a direction that improves the reward.
 
 A batch's gradient is the sum over its tokens of Â_t ∇ log π(a_t | s_t). Along a direction u it is the sum of Â_t d_t,
-where d_t is the slope of log π(a_t | s_t) along u. So u needs one pass for all estimators of the advantage, and what
-differs between them are the weights Â_t alone. A batch's signal is its mean projection over batches, its noise their
+where d_t is the slope of log π(a_t | s_t) along u. So one pass along u serves all estimators of the advantage: they
+differ only in the weights Â_t. A batch's signal is its mean projection over batches, its noise their
 standard deviation.
 """
 
@@ -27,7 +27,7 @@ def token_advantages(
 ) -> Tensor:
     """[B, T] advantages that PPO over macro actions of n tokens gives each token, for these values [B, T].
 
-    `sigma` weighs the values inside a macro action: `equal` is their mean, `start` the first one alone. `objective` is
+    `sigma` weighs the values inside a macro action: `equal` is their mean, `start` the first of them. `objective` is
     the option of that name. The policy is still the reference, so there is no KL, and the scores are the only rewards.
     """
     options, zeros = PPOTrainerConfig(n=str(n), sigma=sigma, lam=lam), torch.zeros(rollout.mask.shape)

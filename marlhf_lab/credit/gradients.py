@@ -1,18 +1,18 @@
 """Policy gradients of advantage estimators, compared with an unbiased one: direction and noise.
 
 An estimator turns the scores and values of a rollout into advantages, and these into a gradient of the policy. The
-ladder of estimators (presets `estimators/E0` …) changes one thing on each rung: E0 is token-level PPO; E1 has λ^(1/5)
+ladder of estimators (presets `estimators/E0` …) changes one thing at a time: E0 is token-level PPO; E1 has λ^(1/5)
 for λ; E2 has λ at every fifth token and 1 between (segment-level advantage estimation); E3 has macro actions with the
 value of their first token as baseline; E4, MA-PPO, with the mean of their values; E5 also averages KL rewards in a
 macro action. Beside it MC has Monte-Carlo returns, λ = 1, and VC a critic with its own λ (value calibration, arXiv
 2503.01491).
 
 The reference is REINFORCE with a leave-one-out baseline (RLOO, arXiv 2402.14740): it needs no critic, and
-its expectation is the gradient of the objective, score minus β·KL. This holds if log-probabilities are those of the
-sampling distribution (`logprobs_at_temperature`, no top-k or top-p); otherwise it is nearly so.
+its expectation is the gradient of the objective, score minus β·KL. This is exact if log-probabilities are those of the
+sampling distribution (`logprobs_at_temperature`, no top-k or top-p), and nearly exact otherwise.
 
-Each of P prompts is answered K times; the k-th answers to all prompts are replicate k. Products of *different*
-replicates are free of noise in their mean, so that no length of a gradient is overestimated by its noise.
+Each of P prompts is answered K times; the k-th answers to all prompts are replicate k. The mean of products of
+*different* replicates is free of noise, so noise makes no gradient look longer than it is.
 """
 
 from collections.abc import Mapping, Sequence
@@ -114,7 +114,7 @@ def policy_gradients(
 
 
 def _gradient(trainer, estimator, rollout, outputs: ModelOutputs, advantages: Tensor | None, normalizers) -> Tensor:
-    """[W] of one micro-batch; `advantages` [B] of whole responses take the place of the estimator's own."""
+    """[W] of one micro-batch; `advantages` [B] of whole responses replace the estimator's own."""
     batch = estimator.batch(trainer, rollout)
     old = estimator.objective.advantages(batch, outputs)
     if advantages is not None:
@@ -126,8 +126,8 @@ def _gradient(trainer, estimator, rollout, outputs: ModelOutputs, advantages: Te
 
 @torch.no_grad()
 def total_returns(trainer: PPOTrainer, rollout: Rollout) -> Tensor:
-    """[B] what a response earns in all: its score, less β times its KL."""
-    scores = shape_scores(rollout, trainer.config).reshape(len(rollout), -1).sum(1)  # over turns, where they are paid
+    """[B] what a response earns in all: its score minus β times its KL."""
+    scores = shape_scores(rollout, trainer.config).reshape(len(rollout), -1).sum(1)  # over turns, if turns are paid
     kl = []
     for part in torch.arange(len(rollout)).split(trainer.micro_batch_size):
         batch = rollout.select(part)
@@ -163,8 +163,8 @@ def compare_gradients(gradients: Tensor, reference: Tensor, batch_share: float =
         batch_share: responses of a training batch over those of a replicate; the variance falls as one over it.
 
     Returns:
-        Intervals of a bootstrap over replicates; what would change with other prompts is not in them. NaN if noise
-        hides the signal: sample more replicates.
+        Intervals of a bootstrap over replicates, for these prompts only. NaN if noise hides the signal: sample more
+        replicates.
     """
     within, cross, other = (_products(*pair) for pair in ((gradients,) * 2, (gradients, reference), (reference,) * 2))
     count = len(gradients)
@@ -184,7 +184,7 @@ def _cosines(weights: np.ndarray, within, cross, other, batch_share: float) -> t
     """Share kept, direction, batch cosine and noise [n] when replicates count as often as `weights` [n, K] say."""
     length, along, reference = (_between(weights, x) for x in (within, cross, other))
     variance = ((weights @ np.diag(within)) / weights.sum(1) - length) / batch_share
-    # Where noise hides a length, its estimate may be below 0: then there is nothing to compare.
+    # If noise hides a length, its estimate may be below 0: then there is nothing to compare.
     length, reference = (np.where(x > 0, x, np.nan) for x in (length, reference))
     direction, batch = along / np.sqrt(length * reference), along / np.sqrt((length + variance) * reference)
     return along / reference, direction, batch, variance / length
@@ -194,4 +194,4 @@ def _between(weights: np.ndarray, products: np.ndarray) -> np.ndarray:
     """[n] the weighted mean of products of different replicates."""
     total = np.einsum("ni,ij,nj->n", weights, products, weights) - weights**2 @ np.diag(products)
     pairs = weights.sum(1) ** 2 - (weights**2).sum(1)
-    return total / np.where(pairs > 0, pairs, np.nan)  # a draw may hold one replicate alone
+    return total / np.where(pairs > 0, pairs, np.nan)  # a draw may consist of one replicate

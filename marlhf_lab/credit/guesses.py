@@ -1,9 +1,9 @@
-"""What each estimator says of a guess in `tiny-guess`, against the truth: bias and variance, by dynamic programming.
+"""What each estimator makes of a guess in `tiny-guess`, against the truth: bias and variance, by dynamic programming.
 
 The policy guesses at random among the numbers that no answer rules out, as at the start of training. A state is the
 interval that is left and the turns that were taken; its value V(s), and the value Q(s, g) after a guess, are exact.
-The critic sees the share `seen` of them. A turn has `TOKENS` tokens, of which number `GUESS` (from 0) is the guess: up
-to and with it the critic reads V(s), after it Q(s, g). There is no KL, and γ = 1.
+The critic predicts the share `seen` of them. A turn has `TOKENS` tokens, and number `GUESS` (from 0) is the guess: the
+critic says V(s) up to and with this token, and Q(s, g) after it. There is no KL, and γ = 1.
 """
 
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def guesses(state: State) -> range:
 
 @lru_cache(None)
 def value(state: State, best: bool = False) -> float:
-    """V(s) of random guesses; with `best` of the best ones, which halve what is left."""
+    """V(s) of random guesses; with `best`, of the best ones, which halve the interval."""
     values = [value_of_guess(state, guess, best) for guess in guesses(state)]
     return max(values) if best else sum(values) / len(values)
 
@@ -49,7 +49,7 @@ def value_of_guess(state: State, guess: int, best: bool = False) -> float:
 
 
 def visits(start: State = START) -> dict[State, float]:
-    """How often random games come to each state where a guess is made."""
+    """How often random games reach each state in which the policy guesses."""
     shares = {start: 1.0}
     for turns in range(start[2], MAX_TURNS):
         for state in [state for state in shares if state[2] == turns]:
@@ -66,7 +66,7 @@ class Estimator:
     lengths: tuple[int, ...]
     lam: float = 0.95
     sigma: str = "equal"
-    seen: float = 0.0  # the share of the values that the critic sees
+    seen: float = 0.0  # the share of the values that the critic predicts
 
     def of_guess(self, state: State, guess: int) -> tuple[float, float]:
         """Mean and variance of the advantage that this guess gets."""
@@ -76,8 +76,8 @@ class Estimator:
 
     def _values(self, state: State, guess: int) -> list[float]:
         """V(ω) of each macro action of a turn."""
-        before, behind = self.seen * value(state), self.seen * value_of_guess(state, guess)
-        tokens = [before] * (GUESS + 1) + [behind] * (TOKENS - GUESS - 1)
+        before, after = self.seen * value(state), self.seen * value_of_guess(state, guess)
+        tokens = [before] * (GUESS + 1) + [after] * (TOKENS - GUESS - 1)
         parts = [tokens[sum(self.lengths[:i]) :][:n] for i, n in enumerate(self.lengths)]
         return [part[0] if self.sigma == "start" else sum(part) / len(part) for part in parts]
 
@@ -116,7 +116,7 @@ class Estimator:
 class Credit:
     """An estimator against the truth, over all guesses of random games.
 
-    All are about differences between the guesses of a state, since what all of them share has no gradient.
+    All numbers compare the guesses of a state, because what its guesses share has no gradient.
     """
 
     kept: float  # slope of the estimate on the true advantage: the share of the credit that is left
@@ -140,7 +140,7 @@ def credit(estimator: Estimator, start: State = START) -> Credit:
 
 
 def turn_end_bias(advantage: float, behind: tuple[int, int], p: float = 0.5, before: int = GUESS + 1) -> float:
-    """What turns push a policy to that decides how much it says after a guess: the truth is 0.
+    """Bias of turns if the policy decides how much it says after a guess; without bias it is 0.
 
     The critic is exact, and values have equal weights. A turn with `before` tokens up to and with the guess and b
     after it has V(ω) = (before V + b Q) / (before + b), so its advantage is the share before / (before + b) of Q - V.

@@ -2,8 +2,8 @@
 
 The value V*(s_t) of a state (a prompt with the first t tokens of a response) is the mean score of its continuations
 under the policy. It is estimated from sampled continuations, as VinePPO does (arXiv 2410.01679). Two independent halves
-of the continuations tell what varies between states from what is noise of the estimate: a product of two halves has no
-noise in its mean, a square has.
+of the continuations separate what varies between states from the noise of the estimate: the mean of a product of two
+halves is free of noise, that of a square is not.
 
 Shapes: B responses, C cuts of a response, N states, K continuations of a state. Scores are the reward's.
 """
@@ -31,7 +31,7 @@ from marlhf_lite.training.rollout import (
 from marlhf_lite.utils.errors import InputError
 
 Reward = Callable[[Rollout], Tensor]
-TOKENS_AT_A_TIME = 8  # between two looks at which responses have ended
+TOKENS_AT_A_TIME = 8  # then the responses that have ended leave the batch
 
 
 def even_cuts(lengths: Tensor, places: int = 3) -> Tensor:
@@ -65,20 +65,20 @@ def monte_carlo_scores(
     """Scores [N, K] of K sampled continuations of each of N states; their mean is the value V* of the state.
 
     Args:
-        policy: who continues, at `sampling`'s temperature; the length limit counts the whole response.
+        policy: continues the responses, at `sampling`'s temperature; the length limit counts the whole response.
         prompts: [N] texts, one for each state.
-        prefixes: [N] token ids of the response so far; ids, for a text could be cut into other tokens.
+        prefixes: [N] token ids of the response so far; ids, because a text could be tokenised in another way.
         reward: scores a rollout [B], as in training.
         continuations: K, even, for two halves.
         batch_size: continuations that are sampled at a time.
         progress: name of the progress bar; empty for none.
 
     Raises:
-        InputError: a state after which nothing can be sampled, or a reward that is not one finite number each.
+        InputError: a prefix as long as the limit, or rewards that are not one finite number per response.
     """
     if any(len(prefix) >= sampling.max_new_tokens for prefix in prefixes):
         raise InputError(f"states: a prefix is as long as a response may be, {sampling.max_new_tokens} tokens")
-    # States with as many tokens left come together, so that a batch does not wait for its longest row.
+    # States with equally many tokens left share a batch, so that it does not wait for its longest row.
     order = sorted(range(len(prefixes)), key=lambda i: len(prefixes[i]))
     size = max(batch_size // continuations, 1)
     batches = [order[i : i + size] for i in range(0, len(order), size)]
@@ -112,9 +112,9 @@ def halves(scores: Tensor) -> tuple[np.ndarray, np.ndarray]:
 def continue_responses(
     model, tokenizer, prompts: Sequence[str], prefixes: Sequence[Sequence[int]], count: int, sampling: Sampling
 ) -> Rollout:
-    """Sample `count` responses that begin with each prefix: N·count rows, a state's next to each other.
+    """Sample `count` responses that begin with each prefix: N·count rows, those of a state next to each other.
 
-    A state is read once. Responses that have ended leave the batch every few tokens, so that the others do not wait.
+    Each state is read once. Every few tokens the responses that have ended leave the batch.
     """
     ends = end_of_text(model, tokenizer)
     known = [[*ids, *prefix] for ids, prefix in zip(encode_prompts(tokenizer, prompts), prefixes, strict=True)]
@@ -127,7 +127,7 @@ def continue_responses(
     width, rows = ids.shape[1], torch.arange(len(ids))
     new: list[list[int]] = [[] for _ in rows]
     while len(rows):
-        there = ids.shape[1] - width  # new tokens of every row that goes on
+        there = ids.shape[1] - width  # new tokens of every row that continues
         step, short = min(TOKENS_AT_A_TIME, int(left[rows].max()) - there), least[rows] - there
         forbid = (EndsForbidden(short, ends),) if short.max() > 0 else ()
         warping = (sampling.temperature, sampling.top_k, sampling.top_p)
@@ -140,6 +140,6 @@ def continue_responses(
         rows = rows[goes_on]
         if len(rows) and past is not None:
             past.batch_select_indices(goes_on.nonzero().flatten().to(ids.device))
-    # A row may have fewer tokens left than its batch: cut at its own limit, it has the law of sampling up to there.
+    # A row may have fewer tokens left than its batch: cut at its own limit, it is distributed as if sampled up to there.
     whole = [[*prefixes[i // count], *row[: left[i]]] for i, row in enumerate(new)]
     return from_tokens(tokenizer, [p for p in prompts for _ in range(count)], whole, ends).to(tokens.device)

@@ -1,4 +1,4 @@
-"""Does the critic know which of k next tokens is best? VinePPO (arXiv 2410.01679) asks critics this."""
+"""Does the critic know which of k next tokens is best? VinePPO (arXiv 2410.01679) asks this question."""
 
 from dataclasses import dataclass
 
@@ -18,11 +18,11 @@ from marlhf_lite.utils.errors import InputError
 
 @dataclass(frozen=True)
 class Ranking:
-    """In what share of states the token with the highest V* is ranked first."""
+    """The share of states in which the token with the highest V* is ranked first."""
 
-    alternatives: int  # k tokens a state: chance is 1 / k
+    alternatives: int  # k tokens per state: chance is 1 / k
     critic: Interval  # by the critic's value of the state after the token
-    halves: Interval  # by a second half of the continuations: what this many of them can tell
+    halves: Interval  # by the second half of the continuations: the best that so few can do
     spread: float  # standard deviation of V* between the tokens of a state, without its noise
 
 
@@ -40,12 +40,12 @@ def rank_next_tokens(
 ) -> Ranking:
     """At each state draw `alternatives` next tokens from the policy, all different, and ask which leads furthest.
 
-    The first half of the continuations says which token is best, and critic and second half are compared with it. End
-    tokens are no alternatives, for a critic has no value after them.
+    The first half of the continuations decides which token is best; critic and second half are compared with it. End
+    tokens are left out, because a critic has no value after them.
 
     Args:
         rollout, cuts: the states; cuts [B, C]. The limit of a response leaves at least two tokens at each.
-        policy, critic, reward, sampling, continuations, how: see `monte_carlo_scores`.
+        policy, critic, reward, sampling, continuations, options: see `monte_carlo_scores`.
 
     Raises:
         InputError: more alternatives than the policy can choose among.
@@ -78,7 +78,7 @@ def _same_best(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 @torch.no_grad()
 def next_tokens(policy: PolicyModel, tokenizer, prompts, prefixes, sampling: Sampling, count: int) -> Tensor:
-    """[N, count] different next tokens of each state, drawn from the policy one after the other; no end tokens."""
+    """[N, count] different next tokens of each state, drawn from the policy without replacement; no end tokens."""
     drawn = []
     for rows in torch.arange(len(prefixes)).split(64):
         texts = encode_prompts(tokenizer, [prompts[i] for i in rows])
@@ -90,7 +90,7 @@ def next_tokens(policy: PolicyModel, tokenizer, prompts, prefixes, sampling: Sam
         scores[:, end_of_text(policy.model, tokenizer)] = -torch.inf
         probabilities = _shaped(scores, sampling).softmax(-1)
         if int((probabilities > 0).sum(1).min()) < count:
-            raise InputError(f"alternatives {count}: --top_k and --top_p leave fewer tokens: raise them, or ask less")
+            raise InputError(f"alternatives {count}: --top_k and --top_p leave fewer tokens: raise them, or give fewer alternatives")
         drawn.append(torch.multinomial(probabilities, count))
     return torch.cat(drawn)
 

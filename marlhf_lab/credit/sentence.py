@@ -1,7 +1,7 @@
 """The sentence that goes through lessons 01, 02, 04, 05 and 08: *the cat sat on cat the*.
 
-A game of six words (lesson 01): wanted is *the cat sat on the mat*, and each right word at its place earns a
-quarter of a point. The policy is a table of logits [6, 5], one row for each place and one column for each word.
+A game of six words (lesson 01): the goal is *the cat sat on the mat*, and each right word at its position earns a
+quarter of a point. The policy is a table of logits [6, 5], one row per position and one column per word.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ SCORE, BETA = 1.0, 0.05  # of the sentence; the price of one nat of KL
 
 
 def table(logprobs: list[float]) -> Tensor:
-    """Logits [6, 5] with this log-probability of the wanted word at each place; the other words share the rest."""
+    """Logits [6, 5] with this log-probability of the right word at each position; the other words share the rest."""
     wanted = torch.tensor(logprobs, dtype=torch.float64)
     logits = ((1 - wanted.exp()) / 4).log()[:, None].repeat(1, 5)
     logits[range(6), [WORDS.index(word) for word in WANTED]] = wanted
@@ -31,9 +31,9 @@ def of_sentence(logits: Tensor) -> Tensor:
 
 
 def linear_critic(heard: Tensor, scores: Tensor) -> Callable[[Tensor], Tensor]:
-    """Fit a critic to the scores [N] of sentences [N, 6]; it takes sentences [B, 6] to values [B, 6].
+    """Fit a critic to the scores [N] of sentences [N, 6]; it maps sentences [B, 6] to values [B, 6].
 
-    A value is a linear function of the place and of the words before it, by least squares.
+    A value is a linear function of the position and of the words before it, by least squares.
     """
     goals = scores[:, None, None].expand(-1, 6, 1).flatten(0, 1)
     weights = torch.linalg.lstsq(_features(heard).flatten(0, 1), goals, driver="gelsd").solution
@@ -41,7 +41,7 @@ def linear_critic(heard: Tensor, scores: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def _features(sentences: Tensor) -> Tensor:
-    """What a critic may look at before each word: the words so far, and the place [B, 6, 36]."""
+    """The critic's input before each word: the words so far, and the position [B, 6, 36]."""
     before = torch.arange(30) // 5 < torch.arange(6)[:, None]
     seen = one_hot(sentences, 5).float().flatten(1)[:, None] * before
     return torch.cat([seen, torch.eye(6).expand(len(sentences), 6, 6)], dim=2)

@@ -1,13 +1,13 @@
-"""How much of a token's credit its advantage holds, in closed form.
+"""How much of a token's credit its advantage keeps, in closed form.
 
-A token earns the score c, which is given after the last token. The critic sees the share s of it: after that token its
-values are s·c, before it 0, and the rest of c comes as a surprise at the end. Then δ = s·c where the token is chosen
+A token earns the score c, which comes after the last token. The critic predicts the share s of it: after that token its
+values are s·c, before it 0, and the rest of c comes as a surprise at the end. Then δ = s·c when the token is chosen
 and (1 − s)·c at the last step, and GAE gives the token s·c + (1 − s)·λ^k·c, k steps before the last. A macro action's
-value with equal weights is a mean over its tokens, those after the token included, so of the first δ only the part
-(i + 1)/n is left for token i = 0 … n−1 of n (section 3.2.2, Appendix D.1).
+value with equal weights is a mean over its tokens, also those after the token, so only the part (i + 1)/n of the first
+δ is left for token i = 0 … n−1 of n (section 3.2.2, Appendix D.1).
 
-Adam takes away the scale of an advantage, so a share says little by itself: what counts is the share against the rest
-of the advantage. Noise that arrives with the score is kept like credit that the critic does not see, λ^k (`seen` = 0).
+Adam removes the scale of an advantage, so a share means little by itself: compare it with the rest of the advantage.
+Noise that arrives with the score is kept like credit that the critic does not predict, λ^k (`seen` = 0).
 """
 
 import math
@@ -16,14 +16,14 @@ from marlhf_lite.tasks.tiny_umbrella.stories import parse_part
 
 
 def signal_kept(index: int, length: int, n: float, lam: float, seen: float, sigma: str = "equal") -> float:
-    """Return the share of a token's credit that its advantage holds, with macro actions of `n` tokens from the start.
+    """Return the share of a token's credit that its advantage keeps, with macro actions of `n` tokens from the start.
 
     Args:
-        index: place of the token in the response, from 0.
+        index: position of the token in the response, from 0.
         length: tokens in the response, EOS included.
         n: tokens in a macro action; 1 is token-level PPO, `math.inf` the whole response.
         lam: GAE's λ per macro action; γ is 1.
-        seen: the share s of the credit that the critic sees, 0 to 1.
+        seen: the share s of the credit that the critic predicts, 0 to 1.
         sigma: weights of a macro action's value: "equal" (MA-PPO), or "start", the value at its first token. The latter
             holds for segment-level advantage estimation too (λ = 1 inside a segment, arXiv 2601.07320).
     """
@@ -34,11 +34,11 @@ def signal_kept(index: int, length: int, n: float, lam: float, seen: float, sigm
 def break_even(index: int, length: int, n: float, lam: float) -> float:
     """Return the share s from which on macro actions with equal weights keep less of this token's credit than tokens.
 
-    1 if they keep no less whatever the critic sees.
+    1 if they keep no less for any s.
     """
     averaged, steps = _place(index, length, n)
-    gain = lam**steps - lam ** (length - 1 - index)  # with a critic that sees nothing
-    loss = 1 - averaged  # with a critic that sees all
+    gain = lam**steps - lam ** (length - 1 - index)  # with a critic that predicts nothing
+    loss = 1 - averaged  # with a critic that predicts everything
     return gain / (gain + loss) if loss > 0 else 1.0
 
 
@@ -51,9 +51,9 @@ def _place(index: int, length: int, n: float) -> tuple[float, int]:
 
 
 def decisive_token(part: str) -> tuple[int, int] | None:
-    """Return the place of the decisive word in a response, from 0, and the response's tokens, EOS included.
+    """Return the position of the decisive word in a response, from 0, and the response's tokens, EOS included.
 
-    None if the place is random. Raises `InputError` for an unknown part.
+    None if the position is random. Raises `InputError` for an unknown part.
     """
     length, place, _ = parse_part(part)
     return None if place == "random" else ({"first": 0, "last": length}[place], length + 5)
