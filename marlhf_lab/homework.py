@@ -42,7 +42,7 @@ def _plain(*arguments: Any) -> list:
 
 
 def fault(answers: Any, name: str, given: list, right: torch.Tensor) -> str:
-    """Return what is wrong with one result, or an empty text; an error in the student's code counts as a wrong result."""
+    """Return what is wrong with one result, or an empty text; an error in the student's code is a wrong result."""
     try:
         found = getattr(answers, name)(*given)
         as_tensor = torch.as_tensor(found, dtype=torch.float64)

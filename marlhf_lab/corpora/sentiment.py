@@ -2,7 +2,7 @@
 in its first, or in its last.
 
 The score is VADER's compound value in [-1, 1], from a published lexicon (Hutto & Gilbert, 2014), or the lexicon's
-valences of the words (-4 to 4 each), added up and clipped. It is not learned, so it has none of a reward model's errors.
+valences of the words (-4 to 4 each), added up and clipped. Nothing in it is learned.
 """
 
 import importlib

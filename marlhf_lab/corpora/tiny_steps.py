@@ -105,8 +105,8 @@ class Fault:
 def verify(prompt: str, response: str) -> Fault | None:
     """Find the first wrong line of a response; None if every step and the answer are right.
 
-    A step is wrong by what comes before it in the response: if it continues correctly from a wrong result,
-    only the earlier slip is wrong. White space at the end is ignored. With a prompt of another task every line is wrong.
+    A step is judged by what comes before it in the response: if it continues correctly from a wrong result, only the
+    earlier slip is wrong. White space at the end is ignored. With a prompt of another task every line is wrong.
     """
     problem, text, place = read_prompt(prompt), response.rstrip(), 0
     due, value = (list(problem.operations), problem.start) if problem else ([], -1)

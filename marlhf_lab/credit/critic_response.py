@@ -41,7 +41,7 @@ def true_credit(values: Tensor, slope: Tensor, mask: Tensor, scores: Tensor, n: 
 
 
 def taken_away(response: Sequence[float], n: int) -> list[float]:
-    """What the mean of V over n tokens subtracts from the token at each position of a macro action, from h_0 … h_{n−2}."""
+    """What the mean of V over n tokens subtracts at each position of a macro action, from h_0 … h_{n−2}."""
     return [sum(response[: n - 1 - place]) / n for place in range(n)]
 
 

@@ -140,6 +140,6 @@ def continue_responses(
         rows = rows[goes_on]
         if len(rows) and past is not None:
             past.batch_select_indices(goes_on.nonzero().flatten().to(ids.device))
-    # A row may have fewer tokens left than its batch: cut at its own limit, it is distributed as if sampled up to there.
+    # A row may have fewer tokens left than its batch: cut at its own limit, it is as if it was sampled up to there.
     whole = [[*prefixes[i // count], *row[: left[i]]] for i, row in enumerate(new)]
     return from_tokens(tokenizer, [p for p in prompts for _ in range(count)], whole, ends).to(tokens.device)

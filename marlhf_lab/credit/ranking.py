@@ -90,7 +90,7 @@ def next_tokens(policy: PolicyModel, tokenizer, prompts, prefixes, sampling: Sam
         scores[:, end_of_text(policy.model, tokenizer)] = -torch.inf
         probabilities = _shaped(scores, sampling).softmax(-1)
         if int((probabilities > 0).sum(1).min()) < count:
-            raise InputError(f"alternatives {count}: --top_k and --top_p leave fewer tokens: raise them, or give fewer alternatives")
+            raise InputError(f"alternatives {count}: --top_k and --top_p leave fewer tokens: raise them, or give fewer")
         drawn.append(torch.multinomial(probabilities, count))
     return torch.cat(drawn)
 

@@ -1,7 +1,7 @@
 """Agreement of raters (paper: Figures 4 and 17, Table 1): Cohen's κ, pairs that a comparison needs, and two figures.
 
-A verdict on a pair is `first`, `second` or `tie`, as judges give it; anything else (malformed, skipped, None) is no
-verdict: it is left out and counted.
+A verdict on a pair is `first`, `second` or `tie`, as judges give it; anything else (malformed, skipped, None) is
+left out and counted.
 """
 
 import math
@@ -28,7 +28,7 @@ _Z_LEVEL, _Z_POWER = (float(stats.norm.ppf(p)) for p in ((1 + LEVEL) / 2, POWER)
 
 
 class Agreement(NamedTuple):
-    """How far two raters give the same verdicts on the same pairs."""
+    """How often two raters give the same verdicts on the same pairs."""
 
     agreement: Interval  # share of pairs
     kappa: Interval  # Cohen's κ: 1 is full agreement, 0 what chance gives; NaN if chance alone gives 1
@@ -47,8 +47,8 @@ def verdicts_of_scores(first: Sequence[float], second: Sequence[float], margin: 
 def agree(one: Mapping[str, str | None], other: Mapping[str, str | None]) -> Agreement:
     """Percent agreement (Wilson interval) and Cohen's κ (bootstrap interval over pairs) of two raters.
 
-    `one` and `other` map pair ids to verdicts; a tie agrees with a tie alone. Pairs that only one of them judged are
-    left out. Raises `InputError` for no common pair.
+    `one` and `other` map pair ids to verdicts; a tie agrees only with a tie. Pairs that only one of them judged are
+    left out. Raises `InputError` without a common pair.
     """
     names, (verdicts, judged) = list(WORTH), _both_judged([(one, other)])
     counts = pd.crosstab(judged["one"], judged["other"]).reindex(index=names, columns=names, fill_value=0).to_numpy()
@@ -63,7 +63,7 @@ def agree_in_groups(couples: Iterable[tuple[Mapping, Mapping]], groups: Mapping[
 
     `couples`: (one, other) as for `agree`; `groups`: pair id to its group, such as the prompt that several pairs share.
     Both intervals are bootstrap intervals over groups. κ is Cohen's for one couple, and Fleiss' for all ordered couples
-    of the same raters. Raises `InputError` for no pair that both of a couple judged.
+    of the same raters. Raises `InputError` without a pair that both of a couple judged.
     """
     names, (verdicts, judged) = list(WORTH), _both_judged(couples)
     cells = pd.crosstab(judged.index.map(groups), [judged["one"], judged["other"]])
@@ -119,16 +119,16 @@ def agreement_table(
 
 
 def pairs_for_win_rate(rate: float) -> int:
-    """Number of pairs with which a win rate is told from one half, at the 5 % level with a power of 80 %.
+    """Number of pairs that show that a win rate differs from one half, at the 5 % level with a power of 80 %.
 
-    Normal approximation, without ties; `rate` is a share from 0 to 1 that is not one half.
+    Normal approximation, without ties; `rate` is a share from 0 to 1 other than one half.
     """
     spread = _Z_LEVEL / 2 + _Z_POWER * math.sqrt(rate * (1 - rate))
     return math.ceil((spread / (rate - 0.5)) ** 2)
 
 
 def pairs_for_difference(difference: float, std: float) -> int:
-    """Number of prompts with which a mean paired difference is told from 0; `std` of the differences, in their unit."""
+    """Number of prompts that show that a mean paired difference is not 0; `std` is that of the differences."""
     return math.ceil(((_Z_LEVEL + _Z_POWER) * std / difference) ** 2)
 
 
@@ -159,7 +159,7 @@ def agreement_map(table: Sequence[Mapping]) -> Axes:
 def win_rates(rates: Mapping[str, WinRate]) -> Axes:
     """Draw wins, ties and losses as stacked bars, with the win rate and its interval (paper: Figures 4, 17).
 
-    `rates`: what a bar is called to its `statistics.win_rate`.
+    `rates`: name of a bar -> its `statistics.win_rate`.
     """
     counts = pd.DataFrame({name: {key: getattr(rate, key) for key in OUTCOMES} for name, rate in rates.items()}).T
     ax = subplots((1, 1), 0.1 * len(rates) + 0.24)[0, 0]
@@ -169,7 +169,7 @@ def win_rates(rates: Mapping[str, WinRate]) -> Axes:
         ax.bar_label(bars, fmt=lambda x: f"{x:.0%}" if x >= 0.06 else "", label_type="center", color=text)
     names = [f"{n}\n{r.rate.mean:.0%} [{r.rate.low:.0%}, {r.rate.high:.0%}]" for n, r in rates.items()]
     ax.set_yticks(range(len(rates)), names, parse_math=False)
-    ax.axvline(0.5, color="black", linewidth=0.8, linestyle="--", zorder=0)  # seen between the bars
+    ax.axvline(0.5, color="black", linewidth=0.8, linestyle="--", zorder=0)  # shows between the bars
     ax.set(xlim=(0, 1), xlabel="share of pairs", ylabel="win rate [interval]")
     ax.invert_yaxis()
     ax.xaxis.set_major_formatter(PercentFormatter(1))

@@ -38,7 +38,7 @@ def signal_table(record: Mapping) -> str:
 
 @plots.plt.rc_context(plots.STYLE)
 def response_figure(record: Mapping, n: int = 5) -> np.ndarray:
-    """Draw each critic's response to a choice, the credit beside it, and what pooling takes away; returns the [2] Axes.
+    """Draw each critic's response to a choice, the credit beside it, and what pooling subtracts; return the [2] Axes.
 
     All in deviations of the setting's score, for a choice of slope 1.
     """

@@ -33,7 +33,7 @@ def case_study(
     Args:
         responses: one of each method to each prompt, as `evaluate_checkpoints` gives them.
         rules: method to the rule whose macro actions are shown in its responses; others are shown as plain text.
-        prompts: how many, drawn by `seed` so that nobody picks them.
+        prompts: how many; `seed` draws them, so nobody picks them.
 
     Raises:
         InputError: two responses of a method to a prompt, or a prompt that a method did not answer.

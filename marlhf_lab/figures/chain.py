@@ -45,9 +45,9 @@ def cosines_by_critic(critics: Sequence[str], sizes: Sequence[float], cosines: M
         for shift, (kind, (method, label)) in zip((-0.08, 0.08), KINDS.items(), strict=True):
             means = [cosines[critic, kind, n].mean() for n in sizes]
             bars = [1.96 * cosines[critic, kind, n].std() / math.sqrt(len(cosines[critic, kind, n])) for n in sizes]
-            where = [place + shift for place in range(len(sizes))]
+            places = [place + shift for place in range(len(sizes))]
             look = {"marker": "o", "markersize": 4, "label": label, **method_styles([method])[method]}
-            ax.errorbar(where, means, bars, **look)
+            ax.errorbar(places, means, bars, **look)
         ax.set(title=critic.replace(", ", ",\n"), xlabel="n", ylim=(0, 1))
         ax.set_xticks(range(len(sizes)), [str(INFINITE.get(n, n)) for n in sizes])
     axes[0].set_ylabel("cosine with the true gradient")

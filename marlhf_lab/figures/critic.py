@@ -1,4 +1,4 @@
-"""What a critic sees: true values along answers, and how a critic learns to see them."""
+"""What a critic predicts: true values along answers, and how a critic learns them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,7 +12,7 @@ from marlhf_lite.plotting.styles import SERIES
 
 @plt.rc_context(plots.STYLE)
 def value_paths(at: Sequence[int], groups: Mapping[str, np.ndarray]) -> Axes:
-    """Draw true values at these places, a thin line an answer and the mean of each group of answers [R, len(at)]."""
+    """Draw true values at these positions: a thin line per answer, and the mean of each group [R, len(at)]."""
     ax = plots.subplots((1, 1), 0.42)[0, 0]
     for (name, values), colour in zip(groups.items(), (SERIES[0], SERIES[3]), strict=True):
         ax.plot(at, np.transpose(values), color=colour, alpha=0.25, linewidth=0.8)
@@ -24,7 +24,7 @@ def value_paths(at: Sequence[int], groups: Mapping[str, np.ndarray]) -> Axes:
 
 @plt.rc_context(plots.STYLE)
 def sight_figure(history: Sequence[Mapping]) -> Axes:
-    """Draw the credit that a critic sees after each update, with its interval, and what it explains of the score.
+    """Draw the share of credit that a critic predicts after each update, with its interval, and its explained variance.
 
     `history`: after each update `s`, an interval, and `explained`, an interval for each quarter of the answers.
     """

@@ -1,6 +1,6 @@
 """Checks of exercises in a notebook: arrays of NumPy count as tensors, and a refused answer is shown beside a hint.
 
-A check is a cell with ``if name is ...:``. Nothing in the cell has to ask for this: `watch` sees which cell runs.
+A check is a cell with ``if name is ...:``. The cell itself needs no code for this: `watch` learns which cell runs.
 """
 
 import re
@@ -42,7 +42,7 @@ def shown(name: str, answer: Any) -> str:
 
 
 def watch(shell: Any = None) -> None:
-    """Take and show the answers of exercises in this IPython shell; without one, do nothing."""
+    """Convert and show the answers of exercises in this IPython shell; without a shell, do nothing."""
     from IPython import get_ipython
 
     shell = shell or get_ipython()

@@ -42,9 +42,9 @@ def explore(
         texts: title to text, to pick from; at least one.
         values: token ids to V(s_t) [T], for example a critic's.
         logprobs: token ids to log-probabilities [T] under the reference model, for the perplexity rules.
-        label: what `values` are, for the axis.
+        label: of the axis: what `values` are.
         interactive: whether to return widgets; None asks `headless`.
-        own_rules: your own rules to choose from, too, as package.module:function (in a notebook __main__:function).
+        own_rules: your own rules, which join the choice, as package.module:function (in a notebook __main__:function).
     """
     reference, shown = _remember(logprobs), _remember(values)
     if headless() if interactive is None else not interactive:
@@ -81,7 +81,7 @@ def rule_figure(
 ) -> Figure:
     """Draw the spans of a text's macro actions, and below them the values of tokens and of macro actions.
 
-    Text in [[double brackets]] is said by an environment: a hole.
+    An environment says the text in [[double brackets]]: a hole.
     """
     if not text.strip():
         raise InputError("the text is empty: type one, or pick one above")

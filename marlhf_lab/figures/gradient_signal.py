@@ -15,7 +15,7 @@ from marlhf_lite.plotting import training as plots
 from marlhf_lite.utils.shipped import shipped
 from marlhf_lite.utils.tables import interval, markdown, number
 
-CRITICS = {  # of the record -> what the page calls it, from the one that knows least
+CRITICS = {  # of the record -> its name on the page, from the critic that knows least
     "zero, start": "head of zero, untrained",
     "constant": "constant: the mean reward",
     "zero, trained": "head of zero, trained",
@@ -27,14 +27,14 @@ FIGURE = Path("figures") / "gradient_signal" / "signal_to_noise.png"
 
 
 def gradient_record(name: str = "benchmark_gradient_signal") -> dict:
-    """The stored record; with `_afterwards` after the name the one that looks for reasons."""
+    """The stored record; the name with `_afterwards` is the record that looks for reasons."""
     return json.loads(shipped(f"results/{name}.json").read_text(encoding="utf-8"))
 
 
 def ratio_table(record: Mapping) -> str:
     """Signal-to-noise of each estimator over PPO's, a line for each critic, in Markdown.
 
-    Where PPO's signal is negative a ratio says nothing, and the table has "-".
+    If PPO's signal is negative, a ratio means nothing, and the table has "-".
     """
     names = list(record["found"][record["primary"]]["over_PPO"])
     lines = []
@@ -48,7 +48,7 @@ def ratio_table(record: Mapping) -> str:
 
 
 def critic_table(record: Mapping) -> str:
-    """Noise of each critic's values and what it explains of the score, in Markdown."""
+    """Noise of each critic's values, and its explained variance of the score, in Markdown."""
     rows = record["cells"]["critics"]
     lines = [[words, *(number(rows[critic][key], ".3f") for key in KNOWN)] for critic, words in CRITICS.items()]
     return markdown(["critic", *KNOWN.values()], lines)

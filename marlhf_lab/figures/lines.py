@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.plotting.styles import SERIES, method_styles
 
-Series = Mapping[str, Sequence]  # name -> [N] numbers, or [2, N] with the places on the x axis first
+Series = Mapping[str, Sequence]  # name -> [N] numbers, or [2, N] with the positions on the x axis first
 LINES = ("-", "--", ":", "-.")
 
 
@@ -31,13 +31,13 @@ def line_panels(
 ) -> np.ndarray:
     """Draw named series as lines, a panel for each title, with the legend of the first above them.
 
-    A name that speaks of a method has that method's colour and line, as in all figures of the project.
+    If a name is that of a method, its line has the method's colour and style, as in all figures of the project.
 
     Args:
         panels: title to series.
         x, y: labels of the axes, with units.
-        at: [N] places on the x axis of series without places; None: 1, 2, …
-        dots: title to series that are drawn as dots; with the name of a line they have its colour.
+        at: [N] positions on the x axis of series without positions; None: 1, 2, …
+        dots: title to series that are drawn as dots, in the colour of the line with the same name.
         drawstyle: of the lines, as matplotlib has them, such as "steps-mid".
         bands: ends of grey bands on the x axis.
         axis: further properties of all panels, such as ``ylim`` and ``xscale``.
@@ -63,7 +63,7 @@ def line_panels(
 
 
 def _styles(names: Sequence[str]) -> dict[str, dict]:
-    """Those of methods; quantities, which have a colour alone, also differ in their lines."""
+    """The styles of methods; the styles of quantities have a colour, and here lines that differ."""
     styles = method_styles(list(dict.fromkeys(names)))
     quantities = [name for name, style in styles.items() if style["color"] in SERIES]
     lines = {name: LINES[place % len(LINES)] for place, name in enumerate(quantities)}

@@ -1,7 +1,7 @@
-"""Macro actions to look at: one response's tokens as coloured spans under several rules, and lengths.
+"""Pictures of macro actions: one response's tokens as coloured spans under several rules, and lengths.
 
-Neighbouring macro actions alternate between two colours that colour-blind readers can tell apart; since a colour says
-nothing else, gaps and underlines carry the same on paper.
+Neighbouring macro actions alternate between two colours that colour-blind readers can tell apart. Gaps and underlines
+say the same on paper.
 """
 
 import functools
@@ -24,12 +24,12 @@ from marlhf_lite.plotting.styles import PALE_SPANS, SERIES, SPANS, method_styles
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.tables import markdown
 
-CELL = 0.0845  # inches that a character of 9 points is wide, and a little room
+CELL = 0.0845  # inches: width of a character of 9 points, and a little room
 _VISIBLE = str.maketrans({"\n": "↵", "\r": "↵", "\t": "→"})
 
 
 def token_pieces(tokenizer, ids: Sequence[int]) -> list[str]:
-    """The text of every token: a special token's is its name; of tokens that share a character, the first has it."""
+    """The text of every token: a special token's is its name; if tokens share a character, the first one has it."""
     ids = [int(i) for i in ids]
     text, places = TokenText(tokenizer)(ids)
     pieces, last = [], 0
@@ -46,7 +46,7 @@ def _width(text: str) -> int:
 
 @functools.cache
 def _fonts(characters: frozenset[str]) -> list[str]:
-    """The monospace font, and installed ones for what it lacks; one warning if no font has a character."""
+    """The monospace font, and installed fonts for characters that it lacks; warn once if no font has a character."""
     fonts, missing = ["monospace"], _lacking(font_manager.findfont("monospace"), filter(str.isprintable, characters))
     for font in font_manager.fontManager.ttflist if missing else ():
         left = missing if font.name.startswith("Last Resort") else _lacking(font.fname, missing)  # boxes for all
@@ -64,8 +64,8 @@ def _lacking(font: str, characters: Iterable[str]) -> set[str]:
 def draw_spans(ax: Axes, pieces: Sequence[str], macro: MacroActions, columns: int = 64) -> None:
     """Draw the tokens of one response as boxes, in lines of `columns` characters at most; `macro` has one row.
 
-    White strokes part tokens, gaps part macro actions; one that goes on in the next line is open at its end. Tokens of
-    an environment, which are in none, are grey.
+    White strokes separate tokens, and gaps macro actions. A macro action that continues on the next line is open at its
+    end. Tokens of an environment, which belong to no macro action, are grey.
     """
     shown = [piece.translate(_VISIBLE) or "·" for piece in pieces]
     places, line, right = [], 0, 0  # of each token: its line, and the characters before it
@@ -97,16 +97,16 @@ def draw_spans(ax: Axes, pieces: Sequence[str], macro: MacroActions, columns: in
             if t > start:
                 ax.plot([x, x], [y + 0.12, y + 0.84], color="white", linewidth=0.8)
             ax.text(x + _width(shown[t]) / 2, y + 0.47, shown[t], **words)
-    for t in (~macro.token_mask[0, : len(pieces)]).nonzero()[:, 0].tolist():  # what an environment says
+    for t in (~macro.token_mask[0, : len(pieces)]).nonzero()[:, 0].tolist():  # of an environment
         y, x = places[t]
         ax.text(x + _width(shown[t]) / 2, y + 0.47, shown[t], color="0.5", style="italic", **words)
 
 
 def spans_html(pieces: Sequence[str], segmentations: Mapping[str, MacroActions], row: int = 0) -> str:
-    """The same as an HTML fragment: all text escaped, nothing loaded from outside, no colour of text or page set.
+    """Return the spans as an HTML fragment: all text is escaped, and nothing is loaded from outside.
 
-    Colours are half transparent and cover whatever the page has, light or dark; underlines stay where a printer
-    leaves backgrounds out. Hovering a span shows its length.
+    Text and page keep their colours, and spans are half transparent, so they suit light and dark pages. Underlines
+    stay if a printer leaves backgrounds out. Hover over a span to see its length.
     """
     lines = []
     for name, segmentation in segmentations.items():
@@ -142,7 +142,7 @@ def _span(pieces: Sequence[str], number: int) -> str:
 
 
 def length_histograms(segmentations: Mapping[str, MacroActions]) -> np.ndarray:
-    """Draw how long each rule's macro actions are: a panel a rule, in shares of tokens. Return its Axes, flat.
+    """Draw how long each rule's macro actions are, one panel per rule, in shares of tokens. Return the Axes, flat.
 
     Shares are of *tokens*, not of macro actions: the chance that a random token is in a macro action of that length.
     Lengths from 16 on share the last bar; a dashed line marks the mean length of a macro action.
@@ -165,7 +165,7 @@ def length_histograms(segmentations: Mapping[str, MacroActions]) -> np.ndarray:
     for ax in axes.flat[len(segmentations) :]:
         ax.axis("off")
     for ax in axes.flat[max(len(segmentations) - columns, 0) : len(segmentations)]:
-        ax.tick_params(labelbottom=True)  # nothing stands below it
+        ax.tick_params(labelbottom=True)  # there is no panel below it
     figure.supxlabel("length of the macro action (tokens)", fontsize="medium")
     figure.supylabel("share of tokens", fontsize="medium")
     return axes.flat[: len(segmentations)]
@@ -197,7 +197,7 @@ def boundary_map(names: Sequence[str], beyond: np.ndarray) -> Axes:
 def surprise_figure(nll: Sequence[float], spans: Sequence[tuple[int, int]], pieces: Sequence[str]) -> Axes:
     """Draw the negative log-likelihood of each token of a response, in nats, and the mean of each macro action.
 
-    The axis is logarithmic; what is below 1e-6 nats is drawn there.
+    The axis is logarithmic; numbers below 1e-6 nats are drawn at 1e-6.
     """
     ax, shown = plt.subplots(figsize=(7.2, 3.2), layout="constrained")[1], np.maximum(nll, 1e-6)
     ax.plot(shown, "o", color="0.45", markersize=4, label="nll of the token")
@@ -215,8 +215,8 @@ def surprise_figure(nll: Sequence[float], spans: Sequence[tuple[int, int]], piec
 def gain_over_length(fixed: Mapping[str, tuple], rules: Mapping[str, tuple]) -> Axes:
     """Draw what methods gain over SFT against the mean length of their macro actions, in tokens.
 
-    Both map a method to its length and its gain (mean, low, high). Fixed lengths are joined by a grey line: what a rule
-    gains beyond it comes from where it cuts.
+    Both map a method to its length and its gain (mean, low, high). A grey line joins the fixed lengths: if a rule gains
+    more than the line, the reason is where it cuts.
     """
     ax = plots.subplots((1, 1), 0.42)[0, 0]
     grey = [(length, gain["mean"]) for length, gain in fixed.values()]

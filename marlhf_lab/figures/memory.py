@@ -10,7 +10,7 @@ from marlhf_lite.plotting import training as plots
 
 @plt.rc_context(plots.STYLE)
 def memory_bars(estimates: Mapping[str, object], card: float) -> Axes:
-    """Draw two bars for each estimate of `extras.memory`, in GB: what lives while sampling, and while training.
+    """Draw two bars for each estimate of `extras.memory`, in GB: the memory of sampling, and that of training.
 
     `card`: bytes of a card, a dotted line.
     """

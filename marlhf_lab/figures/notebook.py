@@ -1,4 +1,4 @@
-"""What every teaching notebook begins with, its profile and its set-up, and how it shows figures and diagrams.
+"""How every teaching notebook begins (its profile and set-up), and how it shows figures and diagrams.
 
 The profile is the notebook's parameter `profile` or, if that is empty, the environment variable MARLHF_PROFILE. A
 notebook asks for its budget once, near its top: ``seeds = pick(smoke=2, cpu=20)``.
@@ -28,9 +28,9 @@ PROFILES = ("smoke", "cpu", "gpu")
 PAGE = {"font.size": 10, "figure.dpi": 96, "figure.figsize": (7.2, 3.0), "figure.constrained_layout.use": True}
 # Packages that Colab and Kaggle have in another version than the library needs.
 REPLACED = ("pyarrow", "datasets", "transformers", "huggingface_hub", "numpy", "pandas")
-# A figure's picture has few colours, so its file is a third as large; those of thin lines are kept.
+# A picture has few colours, so its file is a third as large; the colours of thin lines are kept.
 PALETTE = {"colors": 64, "method": 1, "kmeans": 1, "dither": 0}  # method 1: MAXCOVERAGE
-# Where the page to play with is alive, the picture after it is hidden (JupyterLab, the site).
+# If the page to play with runs (JupyterLab, the site), the picture after it is hidden.
 HIDE_STILL = "<style>:is(.jp-OutputArea-child, .output):has(iframe.play) + * {display: none}</style>"
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ def setup(seed: int = 0, profile: str = "", sharpness: float = 1.5) -> None:
     From then on the checks of exercises take NumPy arrays, and show an answer that they refuse.
 
     profile: the notebook's parameter, as papermill sets it; empty: what MARLHF_PROFILE says.
-    sharpness: pixels of a figure for each pixel of the page; less if many figures would make a file large.
+    sharpness: pixels of a figure for each pixel of the page; choose less if many figures make the file large.
 
     Raises `InputError` if a package was imported before `pip install` replaced it.
     """
@@ -74,12 +74,12 @@ def setup(seed: int = 0, profile: str = "", sharpness: float = 1.5) -> None:
     np.random.seed(seed)
     torch.manual_seed(seed)
     tqdm.auto.tqdm = _Bar  # before the modules that train import it
-    os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # those of tokenization
+    os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # of tokenisation
     ignore_warnings()
     STYLE.update(PAGE)  # the library's figures, too, are as wide as the page
     grid = {"axes.grid": True, "grid.alpha": 0.3, "grid.linewidth": 0.5, "lines.linewidth": 1.4}
     plt.rcParams.update(STYLE | grid)
-    set_matplotlib_formats()  # none of its own: see the next line
+    set_matplotlib_formats()  # no format of matplotlib's: see the next line
     _show_figures_as_pictures(sharpness)
     exercises.watch()
     print(
@@ -93,7 +93,7 @@ class _Bar(tqdm):
 
     def __init__(self, *args: Any, **kwargs: Any):
         look = {"bar_format": "{l_bar}{bar}| {n_fmt}/{total_fmt} [{remaining} left{postfix}]", "ncols": 90}
-        if not kwargs.get("leave", True) and headless():  # nobody sees it, and blanks would stay of it
+        if not kwargs.get("leave", True) and headless():  # nobody watches it, and blanks would stay
             kwargs["disable"] = True
         super().__init__(*args, **{"file": sys.stdout, "mininterval": 0.5, **look} | kwargs)
 
@@ -121,7 +121,7 @@ def show(axes: Any) -> None:
 
 
 def _show_figures_as_pictures(sharpness: float) -> None:
-    """Show all figures as PNG: JupyterLab and GitHub show it in a notebook that nobody has trusted, SVG they do not."""
+    """Show all figures as PNG: JupyterLab and GitHub show PNG, but not SVG, in a notebook that nobody has trusted."""
     from IPython import get_ipython
     from matplotlib.figure import Figure
 
@@ -146,7 +146,7 @@ def _picture(figure: Any, sharpness: float) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class Bundle:
-    """An output in several forms, of which a page shows the richest one that it may."""
+    """An output in several forms; a page shows the richest form that it may."""
 
     forms: dict
     metadata: dict = field(default_factory=dict)
@@ -156,7 +156,7 @@ class Bundle:
 
 
 def diagram(name: str) -> Bundle:
-    """Return one of the project's diagrams as the output of a cell: it is there without the repository, too."""
+    """Return one of the project's diagrams as the output of a cell; it also works without the repository."""
     drawing = shipped(f"diagrams/{name}.svg", "figures")
     return Bundle(_still(drawing) | {"image/svg+xml": drawing.read_text(encoding="utf-8")})
 
@@ -164,7 +164,7 @@ def diagram(name: str) -> Bundle:
 def play(name: str, height: int) -> None:
     """Show a figure to play with, `height` pixels high, and a picture of it.
 
-    The picture serves if no page can be shown: on GitHub, or in JupyterLab before the notebook is trusted.
+    The picture shows if the page cannot: on GitHub, or in JupyterLab before the notebook is trusted.
     """
     from IPython.display import HTML, display
 
@@ -193,7 +193,7 @@ def _still(path: Any) -> dict:
 
 
 def rounded(numbers: Any, digits: int) -> Any:
-    """Return a table, an array or a tensor with its numbers rounded; what rounds to −0 is 0."""
+    """Return a table, an array or a tensor with its numbers rounded; −0 becomes 0."""
     import pandas as pd
     import torch
 
@@ -206,14 +206,14 @@ def rounded(numbers: Any, digits: int) -> Any:
 
 
 def frame(columns: Any, digits: int = 2, index: Any = None) -> Any:
-    """Return a table with these columns (a dict, or rows), its numbers rounded; what rounds to −0 is 0."""
+    """Return a table with these columns (a dict, or rows), its numbers rounded; −0 becomes 0."""
     import pandas as pd
 
     return rounded(pd.DataFrame(columns, index=index), digits)
 
 
 def headless() -> bool:
-    """Was this cell sent by a program that runs notebooks without a browser? nbclient and papermill allow no input."""
+    """Return whether a program without a browser sent this cell: nbclient and papermill allow no input."""
     from IPython import get_ipython
 
     request = getattr(get_ipython(), "parent_header", {})

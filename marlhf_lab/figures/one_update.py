@@ -1,6 +1,6 @@
 """Every number of the page "One sentence, one update": the sentence of lesson 01, through PPO and MA-PPO.
 
-The critic's values lie between those of a blind one and those of one that sees (lesson 01, sections 6 and 11).
+The critic is anything between one that cannot predict the score and the critic of lesson 01 (sections 6 and 11).
 """
 
 import math
@@ -30,13 +30,13 @@ STORY = {"n": 3, "lam": 0.95, "sees": 0.0, "beta": 0.0, "steps": 0, "hole": 0}  
 
 
 def true_advantages() -> list[float]:
-    """What each word changed in the expected score: ¼ if it is right, less ¼ of the chance that it would be."""
+    """What each word changed in the expected score: ¼ if it is right, minus ¼ of its chance to be right."""
     chances = [torch.tensor(p).exp().item() for p in POLICY]
     return [0.25 * ((a == b) - p) for a, b, p in zip(WRITTEN, WANTED, chances, strict=True)]
 
 
 def on_mask(x: Tensor, mask: Tensor) -> Tensor:
-    """Numbers of the six words [1, 6] at the valid tokens of a mask [1, T]; NaN in a hole, where there are none."""
+    """Put the numbers of six words [1, 6] at the valid tokens of a mask [1, T]; NaN in a hole."""
     return x.new_full(mask.shape, math.nan).masked_scatter(mask, x)
 
 
@@ -74,7 +74,7 @@ def one_update(n: int, lam: float, sees: float, beta: float, steps: int, hole: i
 def after_steps(advantages: Tensor, macro: MacroActions, steps: int) -> dict[str, Tensor]:
     """Probabilities, ratios, and which words the clip has stopped, after gradient steps on the policy loss [1, 6]."""
     logits, old, mask = table(POLICY), of_sentence(table(POLICY)), macro.token_mask
-    for _ in range(steps + 1):  # the last slope says whom the clip has stopped
+    for _ in range(steps + 1):  # the last slope shows which words the clip has stopped
         logits.requires_grad_()
         new = of_sentence(logits)
         loss, _ = policy_loss(on_mask(new, mask), on_mask(old, mask), advantages, macro, clip=EPSILON)
@@ -85,7 +85,7 @@ def after_steps(advantages: Tensor, macro: MacroActions, steps: int) -> dict[str
 
 
 def page_data() -> dict:
-    """What the page computes from, and the library's rows for the settings that it names, which it checks itself by."""
+    """The page's input, and the library's rows for five settings, against which the page checks itself."""
     settings = [STORY, STORY | {"lam": 1.0}, STORY | {"sees": 1.0}, STORY | {"sees": 1.0, "beta": BETA, "steps": 4}]
     settings.append(STORY | {"n": 4, "hole": 2})
     checks = [{"settings": setting, "rows": one_update(**setting)} for setting in settings]

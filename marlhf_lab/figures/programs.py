@@ -1,4 +1,4 @@
-"""What became of sampled programs while a policy learned."""
+"""Outcomes of sampled programs while a policy learned."""
 
 import numpy as np
 from matplotlib import pyplot as plt
@@ -7,7 +7,7 @@ from marlhf_lite.evaluation.statistics import trailing_mean
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.plotting.styles import PROGRAMS
 
-# What is drawn, from the bottom up: the shares of `extras.programs.rewards.SHARES` that it adds up.
+# Each area, from the bottom up, and the shares of `extras.programs.rewards.SHARES` that it adds up.
 OUTCOMES = {
     "passed all tests": ("share_passed",),
     "failed a test": ("share_failed",),
@@ -21,8 +21,8 @@ def outcome_shares(runs: plots.Runs, smooth: int = 5) -> np.ndarray:
     """Draw the shares of each method's training programs by their outcome, as stacked areas; means over its runs.
 
     Args:
-        runs: rows have the metrics of `extras.programs.rewards.SHARES`. A runtime error counts with time-outs and with
-            what the executor does not support. Runs of a method are cut to the shortest one.
+        runs: rows have the metrics of `extras.programs.rewards.SHARES`. Runtime errors include time-outs and programs
+            that the executor does not support. Runs of a method are cut to the shortest one.
         smooth: number of updates averaged; 1 for none.
 
     Returns:

@@ -1,7 +1,7 @@
 """How far a reward model can be trusted: accuracy by margin, calibration, and the influence of length on its scores.
 
-A margin is the score of the response that the raters chose minus that of the one they rejected, so a pair is ranked
-right if it is above 0. Each drawing goes into Axes that are given, and returns them.
+A margin is the score of the chosen response minus that of the rejected one. If it is above 0, the reward model ranks
+the pair right. Each drawing goes into the given Axes, and returns them.
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ from marlhf_lite.utils.errors import InputError
 
 
 class Bin(NamedTuple):
-    """Pairs that are alike in what they were binned by."""
+    """Pairs in one bin: they are alike in the number by which they were sorted."""
 
-    gap: float  # mean of that
+    gap: float  # mean of this number
     predicted: float  # mean of sigmoid(|margin|): the reward model's own certainty
     right: float  # share ranked as the raters did; ties count half
     low: float  # Wilson interval of `right`

@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 from marlhf_lite.macro import MacroActions
 from marlhf_lite.plotting.styles import METHODS, SERIES, method_styles
 
-UP, DOWN, BOTH = SERIES[1], SERIES[3], SERIES[0]  # of what is no method
+UP, DOWN, BOTH = SERIES[1], SERIES[3], SERIES[0]  # colours of quantities
 SIGMAS = ("equal", "unit", "position", "position_reversed")
 
 
 def value_steps(words: Sequence[str], values: Sequence[float]) -> Axes:
-    """Draw the expected score as the sentence grows; an arrow a word is its advantage.
+    """Draw the expected score as the sentence grows; the arrow at each word is its advantage.
 
     Args:
         words: the T words of the sentence.
@@ -49,14 +49,14 @@ def errors_by_lam(lams: Sequence[float], errors: Mapping[str, Mapping[str, Seque
 
 
 def changes(words: Sequence[str], ratios: Mapping[str, Sequence[float]], border: float) -> Axes:
-    """Draw new over old probability of each word, a bar for each method; `border` is between two macro actions."""
+    """Draw new over old probability of each word, a bar per method; `border`: the bound of two macro actions."""
     ax, places = plt.subplots()[1], np.arange(len(words))
     for shift, (name, ratio) in zip((-0.2, 0.2), ratios.items(), strict=True):
         colour = method_styles([name])[name]["color"]
         ax.bar(places + shift, np.asarray(ratio) - 1, 0.38, bottom=1, color=colour, label=name)
     ax.axhline(1, color="0.3", linewidth=0.8)
     ax.axvline(border, color="0.3", linestyle=":", linewidth=1.2)
-    ax.set(xlabel="word (dotted: border of the macro actions)", ylabel="new probability / old")
+    ax.set(xlabel="word (dotted: bound of the macro actions)", ylabel="new probability / old")
     ax.set_xticks(places, words)
     ax.legend(loc="upper right")
     return ax
@@ -67,12 +67,12 @@ def pooled_values(words: Sequence[str], values: Sequence[float], macro: MacroAct
 
     Args:
         words, values: [T] of one answer.
-        macro: the segmentation, of whose first answer the spans are taken.
+        macro: the segmentation; the figure shows the spans of its first answer.
         pooled: {σ: [S] values of its macro actions}.
     """
     ax = plt.subplots()[1]
     ax.plot(range(len(words)), values, "o", color="0.3", label="value before the word")
-    shifts = np.linspace(-0.012, 0.012, len(pooled))  # lines that coincide are seen side by side
+    shifts = np.linspace(-0.012, 0.012, len(pooled))  # lines that coincide show side by side
     for (sigma, levels), style, shift in zip(pooled.items(), ("-", "--", "-.", ":"), shifts, strict=False):
         colour = method_styles([f"sigma {sigma}"])[f"sigma {sigma}"]["color"]
         for tau, (start, end) in enumerate(macro.spans()[0]):

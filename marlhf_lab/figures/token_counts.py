@@ -1,4 +1,4 @@
-"""What a data set holds, to look at: lengths in tokens, what a limit cuts, and labels against the true quality.
+"""Figures of a data set: lengths in tokens, what a limit cuts, and labels against the true quality.
 
 `counts` maps a part of the data to `prompt`, `chosen` and `rejected`, each the lengths of its texts in tokens.
 """

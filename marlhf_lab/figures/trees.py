@@ -21,7 +21,7 @@ def tree_cut(tree: nltk.Tree, counts: Sequence[int], most: int) -> tuple[set, li
     ends, starts, done = set(), [], 0
     for position, (first, last) in _spans(tree).items():
         several = last - first > 1
-        if first < done or (several and sum(counts[first:last]) > most):  # below an end, or too large for one
+        if first < done or (several and sum(counts[first:last]) > most):  # below an end, or too large to be one
             continue
         ends.add(position)
         if several or not starts:  # a single leaf joins the macro action before it

@@ -1,6 +1,6 @@
-"""Does MA-RLHF work, and when? The answer of one screen: a table of situations and a figure, from stored results.
+"""Does MA-RLHF work, and when? The answer on one screen: a table of situations and a figure, from stored results.
 
-A number is a ratio of updates: how many times PPO's updates a method takes to the same score; below 1 it is faster.
+A number is a ratio: how many times as many updates as PPO a method needs to reach the same score; below 1 it is faster.
 `python -m marlhf_lab.studies.answer` prints the table and draws the figure again.
 """
 
@@ -25,7 +25,7 @@ WIDE = max(1.5 * plots.WIDTH, plots.STYLE["figure.figsize"][0])  # inches: in a 
 
 
 class Situation(NamedTuple):
-    """A row of the table: where it was measured, and the methods that are compared."""
+    """A row of the table: the study that measured it, and the methods that it compares."""
 
     text: str
     study: str
@@ -36,7 +36,7 @@ class Situation(NamedTuple):
 
 
 def to_score(study: str, methods: Sequence[str], score: float, window: int) -> str:
-    """Updates of the first method over those of the second, to a score that was fixed beforehand."""
+    """Updates of the first method over those of the second, to a score that was chosen before the first run."""
     return interval(ratio_of_updates(stored_results(study), methods, score, window), beside=1)
 
 
@@ -62,7 +62,7 @@ PANELS = {  # title -> study, methods by their names in the legend
 
 
 def answer_table() -> str:
-    """The situations as a Markdown table; brackets hold 95 % t-intervals over seeds, paired by seed."""
+    """The situations as a Markdown table; brackets: 95 % t-intervals over seeds, paired by seed."""
     lines = []
     for row in SITUATIONS:
         seeds = len(by_method(stored_results(row.study))[row.ppo])
@@ -87,10 +87,10 @@ def answer_figure() -> np.ndarray:
     text = (
         "Score of training batches, mean of the last 3 updates; line: mean over seeds, band: its 95 % interval (it may "
         "pass what can be reached, and with noise a line may pass 1). The axes differ. If the critic cannot "
-        "predict the score and what decides was written long before it (top left, bottom right), MA-PPO is ahead of "
+        "predict the score and the deciding words come long before it (top left, bottom right), MA-PPO is ahead of "
         "PPO on the way, and so is PPO with λ = 0.99. Next to the score (top right; λ = 0.99 was not run) we found no "
-        "difference; where a line dips, one run falls and comes back. With a noisy score and a critic that was trained "
-        "first (bottom left) MA-PPO is behind; a few slow runs lower its mean. The upper panels are not in the table."
+        "difference; a line dips when one run falls and comes back. With a noisy score and a critic that was trained "
+        "first (bottom left) MA-PPO is slower; a few slow runs lower its mean. The upper panels are not in the table."
     )
     plots.caption(axes[0].figure, text)
     return axes

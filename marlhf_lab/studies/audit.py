@@ -1,7 +1,7 @@
 """Where results come from: when protocols were committed and changed, when runs began, and from which commit.
 
-All of it is read from files and from git's history. What cannot be read there, such as why a run was done again, is in
-`data/results/history.yaml`: study -> fact -> note; a fact without a note is a fault.
+The facts come from files and from git's history. Other things, such as why a run was done again, are in
+`data/results/history.yaml`: study -> fact -> note; a fact without a note is an error.
 """
 
 import datetime
@@ -28,16 +28,16 @@ FACTS = {
     "dirty": "runs of a work tree with changes that were not committed",
     "rerun": "runs that were done again, and their first results overwritten",
     "added": "runs that the protocol did not name when the first run began",
-    "missing": "runs that it named and that are not here",
+    "missing": "runs that the protocol named and that are not here",
     "lost": "runs whose files were lost before they were stored",
-    "order": "seeds of which a run began after the last run of a seed that the protocol has later",
+    "order": "seeds with a run that began after the last run of a seed that is later in the protocol",
     "hardware": "seeds whose runs were not all made on the same processor, graphics card, Python and PyTorch",
 }
 HARDWARE = ("processor", "gpu", "python", "torch")  # of a run's environment
 HEAD = """# Where the results come from
 
 Written by `marlhf study --audit` from the files and git's history alone. A protocol is committed before its first run;
-where a study departs from that, was changed, run again or extended, the facts are listed below, each with a note. A
+if a study departs from this, was changed, run again or extended, the facts are listed below, each with a note. A
 protocol has the commit of its first version. "Begun" is when the training of a run began, "commits" are those that its
 runs were made from. All times are UTC.
 """
@@ -70,7 +70,7 @@ def page(rows: Sequence[Mapping], notes: Mapping[str, Mapping]) -> str:
 def audit(root: Path, notes: Mapping[str, Mapping]) -> list[dict]:
     """Return a row for each folder of results: study, protocol, runs, begun, commits, facts (name -> finding).
 
-    Of runs that were lost no file is left: this fact alone is taken from the notes.
+    Lost runs left no file, so only this fact comes from the notes.
     """
     stored, here = _stored(root)
     folders: dict[Path, dict] = {}
@@ -123,7 +123,7 @@ def _listing(runs: Iterable[str]) -> str:
 
 
 def _late(seeds: Sequence[int], last: Mapping[str, Mapping]) -> str:
-    """The seeds, of those in the protocol's order, of which a run began after the last one of a later seed."""
+    """The seeds with a run that began after the last run of a seed that is later in the protocol."""
     ends = {seed: max(run["date"] for run in runs) for seed, runs in _by_seed(last).items()}
     places = [seed for seed in seeds if seed in ends]
     late = [seed for i, seed in enumerate(places) if any(ends[other] < ends[seed] for other in places[i + 1 :])]
@@ -180,7 +180,7 @@ def _versions(root: Path, path: Path) -> list[tuple[str, str, str, str]]:
         (commit, date), (status, *paths) = (line.split() for line in entry.strip().split("\n\n"))
         utc = datetime.datetime.fromisoformat(date).astimezone(datetime.UTC).isoformat(timespec="seconds")
         versions.append((utc, commit, paths[-1], _git(root, "show", f"{commit}:{paths[-1]}").decode()))
-        if status.startswith(("A", "C")):  # git would go on to the file that it was copied from
+        if status.startswith(("A", "C")):  # git would continue with the file that it was copied from
             break
     return versions[::-1]
 

@@ -1,4 +1,4 @@
-"""When macro actions help, when they cost, and when no difference was found: twelve cases of the stored studies."""
+"""When macro actions help, when they cost, and when we found no difference: twelve cases of the stored studies."""
 
 from collections.abc import Mapping
 
@@ -7,19 +7,20 @@ from marlhf_lab.studies.learning import learning_table
 from marlhf_lab.studies.paper import say, table
 from marlhf_lab.studies.results import stored_results, study_table
 
+NO, YES = "cannot predict", "predicts"  # what a critic does about the score
 ONE_WORD = (  # tokens between the word and the score, critic, study, PPO, MA-PPO
-    ("8 tokens before the score", "blind", "umbrella", "L8 first E0", "L8 first E4"),
-    ("32 tokens", "blind", "umbrella", "L32 first E0", "L32 first E4"),
-    ("64 tokens", "blind", "n_sweep", "n=1", "n=5"),
-    ("64 tokens, noise", "blind", "critic_confirm", "blind PPO", "blind MA-PPO"),
-    ("128 tokens", "blind", "umbrella", "L128 first E0", "L128 first E4"),
-    ("at the end", "blind", "umbrella", "L32 last E0", "L32 last E4"),
-    ("32 tokens", "sees", "umbrella_seeing", "L32 first E0", "L32 first E4"),
-    ("32 tokens, noise", "sees", "noise_confirm", "E0", "E4"),
-    ("64 tokens, noise", "sees", "critic_confirm", "seeing PPO", "seeing MA-PPO"),
+    ("8 tokens before the score", NO, "umbrella", "L8 first E0", "L8 first E4"),
+    ("32 tokens", NO, "umbrella", "L32 first E0", "L32 first E4"),
+    ("64 tokens", NO, "n_sweep", "n=1", "n=5"),
+    ("64 tokens, noise", NO, "critic_confirm", "blind PPO", "blind MA-PPO"),
+    ("128 tokens", NO, "umbrella", "L128 first E0", "L128 first E4"),
+    ("at the end", NO, "umbrella", "L32 last E0", "L32 last E4"),
+    ("32 tokens", YES, "umbrella_seeing", "L32 first E0", "L32 first E4"),
+    ("32 tokens, noise", YES, "noise_confirm", "E0", "E4"),
+    ("64 tokens, noise", YES, "critic_confirm", "seeing PPO", "seeing MA-PPO"),
 )
 SCORES = (  # task, critic, study, number, its name
-    ("programs", "hardly sees", "programs", "pass@1", "share of right programs"),
+    ("programs", "hardly predicts", "programs", "pass@1", "share of right programs"),
     ("summaries", "noisy", "main", "rm_score", "score of the reward model"),
 )
 
@@ -32,7 +33,7 @@ def cases_table() -> str:
         gap = rows[1]["updates_difference"]
         lines.append(_line(f"one word, {text}", critic, "updates, MA-PPO − PPO", gap, "+.1f", -1))
     ratio = ratio_of_updates(stored_results("steps_confirm"), ["MA-PPO", "PPO"], 0.6, 5)
-    lines.append(_line("arithmetic", "blind", "updates to 60 % right, MA-PPO / PPO", ratio, ".2f", -1, 1))
+    lines.append(_line("arithmetic", NO, "updates to 60 % right, MA-PPO / PPO", ratio, ".2f", -1, 1))
     for text, critic, study, key, measure in SCORES:
         rows = {row["method"]: row for row in study_table(stored_results(study))}
         lines.append(_line(text, critic, f"{measure}, MA-PPO − PPO", rows["MA-PPO"][f"{key}_difference"], "+.3f", 1))

@@ -1,7 +1,7 @@
-"""Numbers that are in no table, from the stored results; `docs/results.md` has some: `python -m ...studies.claims`.
+"""Numbers that no table has, from the stored results; `docs/results.md` has some: `python -m ...studies.claims`.
 
 The explained variances of `critic_tries` are primary outcomes; the ratio of `tuned_steps` to 0.6 and the noise of
-`critic_head` in the first five updates were fixed beforehand. All others were found afterwards: exploration.
+`critic_head` in the first five updates were chosen before the first run. All others are exploratory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -79,7 +79,7 @@ def _near() -> dict[str, str]:
 
 
 def _after_the_price() -> dict[str, str]:
-    """Reward − β·KL, which PPO raises, in `sentiment_settle`: differences, and each arm against its first update."""
+    """Reward − β·KL, PPO's objective, in `sentiment_settle`: differences, and each method against its first update."""
     settled, (first, last) = stored_results("sentiment_settle"), load_study("sentiment_settle").mean_updates
     net: dict[str, dict] = {}
     for method, of_seed in by_method(settled).items():

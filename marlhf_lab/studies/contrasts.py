@@ -1,8 +1,8 @@
 """Contrasts of speed: how many times as many updates one method needs as another, as log ratios paired by seed.
 
 A run that never reaches the score counts with all its updates. The first contrast of a protocol is the study's primary
-outcome and decides its claim; all others are exploration, unless the protocol gives a margin, within which two methods
-are called equal.
+outcome and decides its claim; all others are exploration, unless the protocol gives a margin within which it calls two
+methods equal.
 """
 
 import math
@@ -23,7 +23,7 @@ def curve_of(run: Mapping) -> list[Mapping]:
 
 
 def updates_to(run: Mapping, threshold: float, window: int) -> int | None:
-    """Updates in which the policy learned until the mean gold score of the last `window` is there; None: never."""
+    """Updates of the policy until the mean of the last `window` gold scores reaches `threshold`; None: never."""
     return updates_to_reach([row["gold_mean"] for row in curve_of(run)], threshold, window)
 
 
@@ -47,8 +47,8 @@ def ratio_of_updates(results: Sequence[Mapping], ratio: Sequence[str], threshold
 def ratio_to_final_score(results: Sequence[Mapping], ratio: Sequence[str], reference: str = "PPO") -> dict:
     """Return the ratio of updates of two methods [A, B], A over B, to the final score of `reference` with that seed.
 
-    This is how the paper measures speed. The reference gets there by construction; a method that never does counts
-    with all its updates. Scores are rewards of training batches (`score_mean`).
+    This is how the paper measures speed. The reference reaches it by construction; a method that never
+    reaches it counts with all its updates. Scores are rewards of training batches (`score_mean`).
     """
     runs, logs = by_method(results), []
     for seed in sorted(runs[reference]):
@@ -85,7 +85,7 @@ def contrast_table(study, results: Sequence[Mapping]) -> str:
 
 
 def verdict(value: Mapping, margin: float | None) -> str:
-    """What an interval of a ratio says of 1, and of a margin of equality."""
+    """Compare the interval of a ratio with 1, and with a margin of equality."""
     if value["low"] is None:
         return "-"
     if margin and 1 / margin <= value["low"] and value["high"] <= margin:

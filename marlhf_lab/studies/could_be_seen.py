@@ -1,6 +1,6 @@
 """The smallest effect that each study could have seen (see `power`), as the register of `docs/results.md` has it.
 
-If a study has no primary contrast, its first question is taken: MA-PPO, n = 5, against PPO.
+For a study without a primary contrast the effect is that of MA-PPO, n = 5, against PPO.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +49,7 @@ def mean_reward(study: str) -> str:
     return f"{primary['visible']:.2g} in reward"
 
 
-# Studies with several seeds -> the size. With one run of each arm there is none.
+# Study with several seeds -> the size. A study with one run of each method has none.
 SEEN: Mapping[str, Callable[[], str]] = {
     "main": lambda: scores("main"),
     "summaries": lambda: scores("summaries"),
@@ -76,7 +76,7 @@ SEEN: Mapping[str, Callable[[], str]] = {
 
 
 def seen(study: str) -> str:
-    """The size that a study could have seen with 90 % power; "-" for one run of each arm."""
+    """The size that a study could have seen with 90 % power; "-" for one run of each method."""
     if study in SEEN:
         return SEEN[study]()
     protocol = load_study(study)

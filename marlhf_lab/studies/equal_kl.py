@@ -1,7 +1,7 @@
-"""Scores at equal KL: a policy that goes further from the reference can score more for that alone.
+"""Scores at equal KL: a policy can score more only because it moves further from the reference.
 
-A run is a path: after each update the policy has a KL (nats a response) and a score, here means of the last `WINDOW`
-training batches. The path between two updates is a straight line; where the KL falls, its largest value so far counts.
+A run is a path: after each update the policy has a KL (nats per response) and a score, here means of the last `WINDOW`
+training batches. The path between two updates is a straight line; if the KL falls, its largest value so far counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ def equal_kl_line(results: Sequence[Mapping], ours: str, theirs: str) -> str:
 
 @plt.rc_context(plots.STYLE)
 def score_over_kl(results: Sequence[Mapping], methods: Sequence[str]) -> Axes:
-    """Plot the score over the KL from the reference: thin, each seed; thick, the mean as far as all seeds get."""
+    """Plot the score over the KL from the reference: thin, each seed; thick, the mean up to a KL that all reach."""
     ax, runs = plots.subplots((1, 1), 0.68)[0, 0], by_method(results)
     for name, style in plots.method_styles(methods).items():
         paths = [path_of(run) for run in runs[name].values()]
@@ -67,8 +67,8 @@ def score_over_kl(results: Sequence[Mapping], methods: Sequence[str]) -> Axes:
             ax.plot(*path, color=style["color"], linewidth=0.6, alpha=0.5)
         grid = np.linspace(0, min(kl[-1] for kl, _ in paths), POINTS)
         ax.plot(grid, np.mean([np.interp(grid, *path) for path in paths], axis=0), label=name, **style)
-    plots.dress(ax, "KL from the reference (nats a response)", f"{score_name(results)} of training batches")
+    plots.dress(ax, "KL from the reference (nats per response)", f"{score_name(results)} of training batches")
     ax.legend()
-    text = f"Means of the last {WINDOW} batches. Thin: each seed; thick: their mean, as far as all seeds get."
+    text = f"Means of the last {WINDOW} batches. Thin: each seed; thick: their mean, up to the KL that all seeds reach."
     plots.caption(ax.figure, text)
     return ax

@@ -1,4 +1,4 @@
-"""Names that options and metrics had earlier, in run folders, protocols and results that were written then."""
+"""Earlier names of options and metrics, which older run folders, protocols and results have."""
 
 from collections.abc import Iterable, Mapping
 
@@ -9,7 +9,7 @@ FORMER = {
     "critic_lam": "--objective vc_ppo=LAMBDA",
     "loss_mean": "--objective released",
 }
-# Metric of earlier versions -> its name now: the score may be a function's.
+# Metric of earlier versions -> its name now: a function may have given the score.
 METRICS = {f"rm_score_{part}": f"score_{part}" for part in ("mean", "std", "sft", "win_rate")}
 
 
@@ -19,9 +19,9 @@ def with_todays_metrics(names: Iterable[str]) -> list[str]:
 
 
 def with_todays_names(options: Mapping) -> dict:
-    """Options by today's names: what changed an equation of PPO is part of `objective` now.
+    """Options by today's names: options that change an equation of PPO are part of `objective` now.
 
-    What a run ran with was called `environment` and is `versions` now; `--environment` is an option.
+    The versions of a run were called `environment` and are `versions` now; `--environment` is an option.
     """
     if isinstance(options.get("environment"), Mapping):
         options = {"versions" if name == "environment" else name: value for name, value in options.items()}

@@ -1,7 +1,7 @@
 """How fast methods learn: updates to a fixed score, area under the curve, and their differences, paired by seed.
 
 For a study with a `threshold`. Its outcome is the gold score of the training batches, so nothing is evaluated after
-training. Each group of `figures` is compared in itself, with its first method as the reference.
+training. The reference of each group of `figures` is its first method.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ def learning_table(
 
 
 def _speed(run: Mapping, threshold: float, window: int) -> dict:
-    """Return updates to the threshold (None: never), the same with the budget instead of None, and the area."""
+    """Return updates to the threshold (`reached`, None: never; `updates`, the budget for never), and the area."""
     scores, updates = [row[SCORE] for row in curve_of(run)], updates_to(run, threshold, window)
     return {"reached": updates, "updates": updates or len(scores), "area": float(np.mean(scores))}
 
@@ -66,7 +66,7 @@ def _row(group: str, name: str, runs: Mapping, speeds: Mapping, reference: Mappi
         for key in ("updates", "area"):
             gaps = [speeds[seed][key] - reference[seed][key] for seed in seeds if seed in reference]
             row[f"{key}_difference"] = t_interval(gaps)
-    # While the policy is learning: later all scores are equal, and there is no credit to see.
+    # While the policy is learning: later all scores are equal, and there is no credit to predict.
     learning = [step for seed in seeds for step in curve_of(runs[seed])[: speeds[seed]["updates"]]]
     for key in CRITIC:
         values = [step[key] for step in learning if step.get(key) is not None]
@@ -76,7 +76,7 @@ def _row(group: str, name: str, runs: Mapping, speeds: Mapping, reference: Mappi
 
 
 def _kept(options: Mapping, seen: float | None) -> dict:
-    """n, and the formula's prediction for the token that decides, if it has a place and the formula holds."""
+    """n, and the formula's prediction for the deciding token, if its position is fixed and the formula holds."""
     place = decisive_token(options.get("part", "")) if options.get("dataset") == "tiny-umbrella" else None
     if place is None or "lam" not in options or options.get("termination", "fixed") != "fixed":
         return {}

@@ -18,14 +18,14 @@ from marlhf_lab.studies.reports import add_equal_kl, dots, save_figures, write_r
 from marlhf_lab.studies.results import EXPLAINED, by_method, stored_results, t_interval
 from marlhf_lite.utils import tables
 
-REWARD = "score_mean"  # of what was trained on, whatever gold score there is besides
+REWARD = "score_mean"  # the reward that was trained on; a gold score is another metric
 METRICS = {REWARD: "mean reward", "kl_k1": "KL", EXPLAINED: "explained variance", "value_noise": "noise of values"}
 LAST = 5  # updates in the KL at the end
 
 
 def means_of(results: Sequence[Mapping], span: Sequence[int], metric: str = REWARD) -> dict[str, dict[int, float]]:
-    """Method -> seed -> mean of a metric over the updates of `span`, first and last included; without runs that have
-    no such metric (RLOO and GRPO have no values).
+    """Method -> seed -> mean of a metric over the updates of `span`, first and last included. Runs without the
+    metric are left out (RLOO and GRPO have no values).
     """
 
     def values(run: Mapping) -> list[float]:
@@ -93,8 +93,8 @@ def differences(study, contrasts: Mapping[str, Mapping]) -> np.ndarray:
     first, last = study.mean_updates
     text = (
         f"Mean reward of the training batches of updates {first} to {last}, differences of two methods. Dot: mean; "
-        "bar: 95 % interval over seeds; small dots: each seed, where seeds are paired. Further right: more for the "
-        "first."
+        "bar: 95 % interval over seeds; small dots: each seed, if seeds are paired. Further right is better for the "
+        "first method."
     )
     rows = [
         {"contrast": name, "method": study.contrasts[name]["difference"][0], "reward_difference": value}
@@ -114,7 +114,7 @@ def _contrast_table(contrasts: Mapping[str, Mapping]) -> str:
 
 
 def _legend(study, seeds: int) -> str:
-    """Of both tables; `seeds` are there of the primary outcome, or without contrasts of every method."""
+    """The text below both tables; `seeds`: the seeds of the primary outcome, or without contrasts of every method."""
     first, last = study.mean_updates
     return LEGENDS["mean reward"].format(
         first=first,

@@ -1,8 +1,8 @@
 """The paper's claims beside the stored results of this project: differences, verdicts, and the overview of lesson 15.
 
 `paper.yaml` has the claims. A counterpart is the name of one of `measures`, or "study: one > other", a difference of
-final RM scores, with ", gold" for another score; "-" is a claim that nothing here can test, "not comparable: …" one
-whose counterpart was judged by somebody else, and "other answers: …" one that was measured on answers of other models.
+final RM scores, with ", gold" for another score; "-" is a claim that nothing here can test; "not comparable: …"
+was judged by another kind of judge, and "other answers: …" was measured on answers of other models.
 """
 
 import json
@@ -53,12 +53,12 @@ def table(rows: Sequence[Mapping], columns: Mapping[str, str]) -> str:
 
 
 def say(value: Mapping | None, form: str = "+.2f", beside: float = 0) -> str:
-    """An interval as text; `beside`: the value whose side matters, 1 for a ratio."""
+    """An interval as text; `beside`: the value that it is compared with, 1 for a ratio."""
     return "-" if value is None else typeset(interval(value, form, beside))
 
 
 def verdict(value: Mapping | None, sign: int = 1, size: float | None = None, beside: float = 0) -> str:
-    """What an interval says of the claim that a number is above `beside` (sign −1: below), and of the claimed size."""
+    """Compare an interval with the claim that a number is above `beside` (sign −1: below) and of this size."""
     if value is None:
         return "not measured"
     low, high = sorted(sign * (value[end] - beside) for end in ("low", "high"))
@@ -109,7 +109,7 @@ def judged(one: str, other: str, score: str, seeds: list[int] | None = None) -> 
 
 
 def agreement(one: str, other: str, seeds: list[int] | None = None) -> dict:
-    """RM against gold score, over the pairs in which neither sees a tie."""
+    """RM against gold score, over the pairs in which neither has a tie."""
     rm, gold = (judged(one, other, score, seeds) for score in ("rm_score", "gold"))
     decided = [pair for pair in rm if "tie" not in (rm[pair], gold[pair])]
     return agreement_table({"RM": {p: rm[p] for p in decided}, "gold": {p: gold[p] for p in decided}})[0]
@@ -130,12 +130,12 @@ def learned() -> dict[tuple[str, str], dict]:
 
 
 def updates(study: str, method: str) -> np.ndarray:
-    """Updates to the goal, by seed; a run that never gets there counts with all its updates."""
+    """Updates to the goal, by seed; a run that never reaches it counts with all its updates."""
     return np.array([x or BUDGET for x in learned()[study, method]["updates"]["by_seed"]])
 
 
 def sooner(group: str, one: str = "E4", other: str = "E0", study: str = "umbrella") -> dict:
-    """Updates to the goal of one rung minus those of another, paired by seed."""
+    """Updates to the goal of one estimator minus those of another, paired by seed."""
     return t_interval((updates(study, f"{group} {one}") - updates(study, f"{group} {other}")).tolist())
 
 
@@ -145,7 +145,7 @@ def times(study: str, one: str, other: str, score: float = 0.8, window: int = 3)
 
 
 def turned() -> dict:
-    """How far MA-PPO − PPO moves, in updates to the goal, from a blind critic to one that sees."""
+    """MA-PPO − PPO, in updates to the goal: with a critic that predicts the score, minus with one that cannot."""
     study = "critic_confirm"
     gap = {c: updates(study, f"{c} MA-PPO") - updates(study, f"{c} PPO") for c in ("blind", "seeing")}
     return t_interval((gap["seeing"] - gap["blind"]).tolist())
@@ -170,7 +170,7 @@ def cost() -> dict:
 
 
 class Measure(NamedTuple):
-    """A number with its interval, and what the paper claims of it."""
+    """A number with its interval, and the paper's claim about it."""
 
     what: str
     value: Mapping
@@ -182,7 +182,7 @@ class Measure(NamedTuple):
 
 @cache
 def measures() -> dict[str, Measure]:
-    """Claims that are no plain difference of final scores, by the names in `paper.yaml`."""
+    """Claims other than differences of final scores, by their names in `paper.yaml`."""
     rows = {row["method"]: row for row in study_table(stored("main"))}
     ours, theirs = (np.array(rows[name]["updates"]["by_seed"]) for name in ("MA-PPO", "PPO"))
     won = {s: crossed_interval(wins("main", "MA-PPO", "PPO", s) - 0.5)._asdict() for s in ("rm_score", "gold")}

@@ -2,7 +2,7 @@
 
 999 pairs of answers to 170 instructions, from the test set of PandaLM (arXiv 2306.05087). data/pandalm/README.md names
 its licence, and the pairs that its authors left out. The answers are those of other models than ours: the verdicts show
-how far judges and people agree, and not which method is better.
+how far judges and people agree, but compare no methods.
 """
 
 from functools import cache
@@ -30,10 +30,10 @@ def each_with_each() -> list[dict]:
 
 
 def with_a_person() -> list[dict]:
-    """How often each judge, another person and two simple rules say what a person says; intervals over instructions.
+    """How often each judge, another person and two simple rules agree with a person; intervals over instructions.
 
-    "always second" does not look at the pair. "most of the three" knows what the three people said: no judge can agree
-    with them more often. Rows with the names of `HEADS`.
+    "always second" ignores the pair. "most of the three" knows what the three people said: no judge can agree with them
+    more often. Rows with the names of `HEADS`.
     """
     named, people = verdicts(), [verdicts()[name] for name in PEOPLE]
     judges = {name: named[name] for name in JUDGES}

@@ -1,4 +1,4 @@
-"""The register of studies in `docs/results.md`: what was predicted, what came out, what could have been seen."""
+"""The register of studies in `docs/results.md`: predictions, outcomes, and the effects that could have been seen."""
 
 import json
 from importlib.resources import files
@@ -14,14 +14,14 @@ from marlhf_lite.utils.tables import interval, markdown
 
 ROWS = Path(str(files("marlhf_lab"))) / "studies" / "register.yaml"
 HEADS = ["study", "seeds", "predicted", "primary outcome, or first question", "could have seen"]
-MEASURED = {  # without a protocol file and seeds -> its primary outcome, from the record
+MEASURED = {  # study without protocol file and seeds -> its primary outcome, from the record
     "gradient_signal": lambda record: record["found"][record["primary"]]["over_PPO"]["MA-PPO"],
     "baseline_signal": lambda record: record["found"][record["primary"]]["contrasts"]["S - M"],
 }
 
 
 def register_table() -> str:
-    """All studies as a Markdown table, each with a link to its table, or to the program that measures."""
+    """All studies as a Markdown table, each with a link to its table, or to the program that measures it."""
     from marlhf_lab.studies.result_tables import NUMBER, fill  # it makes this table
 
     lines = []

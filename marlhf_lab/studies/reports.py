@@ -107,7 +107,7 @@ def _curves(runs: Mapping, names: Sequence[str], baseline: str, scores: Mapping[
             axes = drawn[metric] = plots.reward_curves(gains, metric)
             if any(score in run["final"] for run in runs.get(baseline, {}).values()):
                 axes.set_ylabel(f"{SCORES[score]}, gain over {baseline}")
-            elif score == "rm_score" and baseline in runs:  # no reward model: the score is what unit tests gave
+            elif score == "rm_score" and baseline in runs:  # no reward model: unit tests gave the score
                 axes.set_ylabel("reward of a response")
     curves = {name: [run["curve"] for run in runs[name].values()] for name in names}
     norms = {name: rows for name, rows in curves.items() if _has(rows, "advantage_norm")}
@@ -121,7 +121,7 @@ def _has(curves: Sequence[Sequence[Mapping]], metric: str) -> bool:
 
 
 def gain_curves(by_seed: Mapping[int, Mapping], base: Mapping[int, Mapping], score: str) -> list[list[dict]]:
-    """Subtract from each curve the baseline's mean on the held-out prompts, of the same seed; 0 without one."""
+    """Subtract from each curve the mean of the baseline with the same seed on the held-out prompts; 0 without one."""
     out = []
     for seed, run in sorted(by_seed.items()):
         zero = float(np.mean(base[seed]["final"][score])) if seed in base and score in base[seed]["final"] else 0.0
@@ -142,7 +142,7 @@ def final_scores(rows: Sequence[Mapping], other: str = "SFT", kind: str = "gain"
         [1 to 3] Axes, of the scores on the held-out prompts.
     """
     word = {"gain": "gain over", "difference": "difference from"}[kind]
-    word += " " if len(word + other) < 15 else "\n"  # of neighbours, no label touches the next
+    word += " " if len(word + other) < 15 else "\n"  # so that neighbouring labels do not touch
     keys = {f"{score}_{kind}": f"{text},\n{word}{other}" for score, text in SCORES.items()}
     keys = {key: label for key, label in keys.items() if any(key in row for row in rows)}
     compared = bool(keys)

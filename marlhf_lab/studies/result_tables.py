@@ -1,10 +1,10 @@
 """The tables of `docs/results.md`, from stored results: `make tables` writes them anew, `make lint` compares them.
 
-A table stands between `<!-- table: NAME -->` and `<!-- end -->`; `result_tables.yaml` says under NAME what it holds.
-In the text of a cell braces stand for numbers of the table's study, or of another one that they name first:
+A table is between `<!-- table: NAME -->` and `<!-- end -->`; `result_tables.yaml` describes it under NAME.
+Braces in the text of a cell are numbers of the table's study, or of another study that they name first:
 
-- `{PPO|gold_gain}`: of a method, what summary.json has under this name; `{main: PPO|kl|.1f}`: with another format;
-- `{contrast|PPO over MA-PPO}`: a contrast of the protocol; `equal`: whether it is in its margin;
+- `{PPO|gold_gain}`: a method's entry of this name in summary.json; `{main: PPO|kl|.1f}`: with another format;
+- `{contrast|PPO over MA-PPO}`: a contrast of the protocol; with `equal`, whether it is within its margin;
 - `{mean|PPO|mean reward|.3f}`: a mean over the protocol's `mean_updates`. Such contrasts are differences. All are "-"
   before the planned seeds are there.
 """
@@ -55,7 +55,7 @@ def table(spec: Mapping) -> str:
 
 
 def _named(cell: str, names: list[str]) -> str:
-    """Put a row's names in the place of $1, $2 of a column."""
+    """Replace $1, $2 of a column by a row's names."""
     for place, name in enumerate(names, 1):
         cell = cell.replace(f"${place}", name)
     return cell
@@ -106,7 +106,7 @@ def _difference(study: str, name: str, form: str) -> str:
 
 @functools.cache
 def _mean_rewards(study: str) -> dict:
-    """What summary.json has of a study with a mean reward as its outcome; nothing before all its seeds are there."""
+    """The summary.json of a study whose outcome is a mean reward; empty before all its seeds are there."""
     file = shipped("results") / study / "summary.json"
     summary = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"contrasts": {"": {"seeds": []}}}
     seeds = next(iter(summary["contrasts"].values()))["seeds"]
@@ -120,7 +120,7 @@ def _summary(study: str) -> dict:
 
 
 def _value(study: str, method: str, key: str):
-    """What a study has of a method: of its summary, or of its curves."""
+    """A number of a method, from the study's summary or its curves."""
     if key == "explained":  # variance of the score, mean over the updates in which the policy learns
         curves = [[step[EXPLAINED] for step in curve_of(run)] for run in _runs(study, method)]
         return t_interval([float(np.mean(curve)) for curve in curves])

@@ -1,4 +1,4 @@
-"""Results of a study, made from the folders of its runs, and what they say about each method.
+"""Results of a study, made from the folders of its runs, and a summary of each method.
 
 A run leaves one file. When the last planned run is stored, one file holds them all (`join_results`).
 
@@ -31,9 +31,9 @@ from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
 from marlhf_lite.utils.shipped import shipped
 
 RESULT = ".json.gz"  # compressed: less than half the room; `zcat` shows a file
-JOINED = "results.jsonl.gz"  # all runs of a complete study, one a line: half the room once more
+JOINED = "results.jsonl.gz"  # all runs of a complete study, one per line: half the room again
 SCORES = {"rm_score": "RM score", "gold": "gold score", "pass@1": "pass@1", "pass@5": "pass@5"}
-EXPLAINED = "score_explained_variance"  # the metric that tells whether there is a critic to speak of
+EXPLAINED = "score_explained_variance"  # whether the critic predicts the score
 COSTS = {"updates": "updates", "generated_tokens": "tokens generated", "seconds": "seconds"}
 # Metrics of an update, columns of the answers, and what is kept of the first answers.
 CURVE = (
@@ -71,7 +71,7 @@ def read_results(folder: Path) -> dict[str, dict]:
         try:
             found |= {name: _with_rows(result) for name, result in parse_results(path.name, path.read_bytes()).items()}
         except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError):
-            raise InputError(f"{path}: damaged: delete it, and what it holds is done again") from None
+            raise InputError(f"{path}: damaged: delete it, and the study runs its part again") from None
     return {name: found[name] for name in sorted(found, key=lambda name: name + RESULT)}
 
 
@@ -99,7 +99,7 @@ def _with_rows(result: dict) -> dict:
 
 
 def join_results(folder: Path) -> None:
-    """Write all results of a folder into one file, as they are, and remove the files that had them."""
+    """Write all results of a folder into one file, unchanged, and remove the separate files."""
     found = {}
     for path in result_files(folder):
         found |= parse_results(path.name, path.read_bytes())
@@ -141,7 +141,7 @@ def collect_result(
     parts = _gold_parts(RunFolder.open(evaluation).config["dataset"], rows)
     rows = rows.join(parts)
     chosen = rows.loc[rows.groupby("id", sort=False)["rm_score"].idxmax()] if best else rows[rows["sample"] == 0]
-    kept = [name for name in FINAL if not (best and name == "kl")]  # KL(SFT, SFT) is not theirs
+    kept = [name for name in FINAL if not (best and name == "kl")]  # it would be that of SFT with itself
     columns = [name for name in (*kept, *parts) if name in rows]
     means = (chosen if best else rows).astype(dict.fromkeys(columns, float)).groupby("id", sort=False)[columns].mean()
     prompts = "\0".join(chosen["prompt"]).encode("utf-8", "backslashreplace")
@@ -170,7 +170,7 @@ def _gold_parts(dataset: str, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _pass_rates(rows: pd.DataFrame) -> dict[str, list[float]]:
-    """pass@k of each prompt, where a gold score of 1 means that all tests passed."""
+    """pass@k of each prompt; a gold score of 1 means that all tests passed."""
     counts = rows["gold"].eq(1).groupby(rows["id"], sort=False).agg(["size", "sum"])
     ks = (k for k in (1, 5) if k <= counts["size"].min())
     return {f"pass@{k}": [pass_at_k(int(n), int(c), k) for n, c in counts.to_numpy()] for k in ks}
@@ -199,7 +199,7 @@ def _start_facts(start: Path) -> dict:
 
 
 def rounded(value):
-    """Round numbers to five digits, for the files are kept in git; an `Interval` is a dict there."""
+    """Round numbers to five digits, because the files are in git; an `Interval` becomes a dict."""
     value = value._asdict() if isinstance(value, Interval) else value
     if isinstance(value, dict):
         return {name: rounded(item) for name, item in value.items()}
@@ -208,7 +208,7 @@ def rounded(value):
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
-# What results say
+# Summaries
 
 
 def by_method(results: Sequence[Mapping]) -> dict[str, dict[int, Mapping]]:
@@ -227,7 +227,7 @@ def by_method(results: Sequence[Mapping]) -> dict[str, dict[int, Mapping]]:
 
 
 def study_table(results: Sequence[Mapping], baseline: str = "SFT", target_method: str = "PPO") -> list[dict]:
-    """Summarise a study: one row a method, in order of appearance.
+    """Summarise a study: one row per method, in order of appearance.
 
     Args:
         results: result files of a study, one for each method and seed, on the same prompts.
@@ -272,7 +272,7 @@ def study_table(results: Sequence[Mapping], baseline: str = "SFT", target_method
 
 
 def scores_of(results: Sequence[Mapping]) -> dict[str, str]:
-    """The scores of `SCORES` to report: if all methods trained on gold scores, the reward model's means nothing."""
+    """The scores of `SCORES` to report; if all methods trained on gold scores, without those of the reward model."""
     rewards = {result["options"]["reward"] for result in results if "reward" in result.get("options", {})}
     return {score: text for score, text in SCORES.items() if score != "rm_score" or rewards != {"gold"}}
 
@@ -298,8 +298,8 @@ def crossed_interval(gaps: np.ndarray) -> Interval:
 
     Seeds and prompts are crossed random effects: the variance of the mean is (MS_seeds + MS_prompts − MS_rest) / (S P),
     the mean squares of a two-way analysis of variance without replication, and Student's t has Satterthwaite's degrees
-    of freedom (1946). With three seeds it holds the truth in 92 to 97 % of simulated studies, where a bootstrap over
-    seeds and prompts does in as little as 72 %. One seed: for other prompts alone; one prompt: for other seeds alone.
+    of freedom (1946). With three seeds it includes the truth in 92 to 97 % of simulated studies; a bootstrap over seeds
+    and prompts does so in as little as 72 %. One seed: for other prompts only; one prompt: for other seeds only.
     """
     seeds, prompts = gaps.shape
     a, b, mean = gaps.mean(1), gaps.mean(0), float(gaps.mean())
@@ -307,7 +307,7 @@ def crossed_interval(gaps: np.ndarray) -> Interval:
     freedom = np.array([seeds - 1, prompts - 1, (seeds - 1) * (prompts - 1)])
     squares = np.array([prompts * ((a - mean) ** 2).sum(), seeds * ((b - mean) ** 2).sum(), (rest**2).sum()])
     squares = np.divide(squares, freedom, out=np.zeros(3), where=freedom > 0)
-    variance = max(squares[0] + squares[1] - squares[2], *squares[:2])  # below either, it would be chance
+    variance = max(squares[0] + squares[1] - squares[2], *squares[:2])  # a smaller sum would be chance
     weight = float((squares**2)[freedom > 0] @ (1 / freedom[freedom > 0]))
     half = t_quantile(variance**2 / weight) * (variance / gaps.size) ** 0.5 if weight else 0.0
     return Interval(mean, mean - half, mean + half)

@@ -1,6 +1,6 @@
 """A study: methods times seeds. Each run is a few `marlhf` command lines and leaves one small result file.
 
-The protocol is a YAML file, fixed before the first run; see protocols/main.yaml. All methods of a seed start from the
+The protocol is a YAML file, written before the first run; see protocols/main.yaml. All methods of a seed start from the
 same SFT model and reward model, which are trained first. Runs that have a result are not repeated, and a study that
 was interrupted resumes when it is started again. When its last planned run is stored, all results become one file.
 """
@@ -55,7 +55,7 @@ TRAINING = {"ppo": "ppo", "rloo": "rloo", "grpo": "grpo", "dpo": "dpo", "sft": N
 # Options that the study gives to each command itself.
 SET_BY_STUDY = {f.name for f in fields(RunConfig)} - {"seed"}
 SET_BY_STUDY |= {"sft", "rm", "policies", "eval_samples", "eval_temperatures"}
-# Options that no result depends on. Rows a pass are one of them: a gradient is that of the whole batch.
+# Options that no result depends on. Rows per pass are one of them: the gradient is that of the whole batch.
 RESULT_NEUTRAL = SET_BY_STUDY | {f.name for kind in (CheckpointConfig, LoggingConfig) for f in fields(kind)}
 RESULT_NEUTRAL |= {"per_device_train_batch_size"}
 # Of a model that is not embedded, if a protocol says nothing: protocols are older than the preset's own sampling.
@@ -95,9 +95,9 @@ class Study:
 
     @property
     def reward_model(self) -> bool:
-        """Whether each seed has a reward model. None has one if curves decide, or with tests or a function as reward.
+        """Whether each seed has a reward model: not if curves decide, or if tests or a function give the reward.
 
-        A function needs no pairs, and whether the data have any is not known before they are loaded.
+        A function needs no pairs, and only loading the data would tell whether they have any.
         """
         return not self.of_curves and self.shared.get("reward", "rm") in ("rm", "gold")
 
@@ -156,7 +156,7 @@ def _check(study: Study, path: Path) -> None:
         if samples < least:
             raise InputError(f"{where}: samples {samples}: give a whole number from {least} up")
     if len({run_name(name, 0) for name in study.methods}) < len(study.methods):
-        raise InputError(f"{path}: methods: two names differ in punctuation alone: their files would be the same")
+        raise InputError(f"{path}: methods: two names differ only in punctuation and would share files: rename one")
     for key in with_todays_names(study.shared):
         if key not in OPTIONS:
             hint = did_you_mean(key, OPTIONS)
@@ -230,7 +230,7 @@ def _run(study: Study, name: str, seed: int) -> Run:
     if "preset" in method:  # a method's own options win over its preset
         source = f"study {study.name}, method {name}: preset"
         options_of_method = merge([read_presets(method["preset"], source), options_of_method])
-    reward_model = "rm" if study.reward_model else ""  # else its options are none of the run's
+    reward_model = "rm" if study.reward_model else ""  # else its options do not belong to the run
     stages = [stage for stage in ("sft", reward_model, TRAINING[command], "evaluate") if stage]
     asked = with_todays_names(merge([study.shared, options_of_method])) | {"seed": seed}
     if asked.get("model", "tiny-gemma") not in EMBEDDED_MODELS:
@@ -275,7 +275,7 @@ def _check_curve(study: Study, name: str, command: str, options: dict) -> None:
     where, span, updates = f"study {study.name}, method {name}", study.mean_updates, options.get("updates", 0)
     if study.of_curves and options.get("kl_ceiling"):
         raise InputError(f"{where}: kl_ceiling: a run that stops early has no full curve to compare: leave it out")
-    if span and span[1] > updates > 0 and not options.get("prompt_epochs"):  # passes: counted when the data are loaded
+    if span and span[1] > updates > 0 and not options.get("prompt_epochs"):  # passes: counted when data load
         raise InputError(f"{where}: mean_updates: {span}: it has {updates} updates: end there, or raise updates")
     has_kl = command == "ppo" or (command == "rloo" and options["kl_coef"])
     if name in study.equal_kl and not has_kl:
@@ -304,7 +304,7 @@ def _hash(options: dict) -> str:
 
 
 def changed_option(run: Run, result: dict) -> str:
-    """Name the first option that a stored result was made with another value of; empty if there is none."""
+    """Name the first option with another value than in a stored result; empty if there is none."""
     stored, newer = result["options"], {f.name: f.default for stage in run.words for f in fields(COMMANDS[stage])}
     for name, value in json.loads(json.dumps(run.options)).items():
         before = stored.get(name, newer.get(name, value))  # a newer option had its default
@@ -317,7 +317,7 @@ def changed_option(run: Run, result: dict) -> str:
 
 
 def check_committed(path: Path) -> None:
-    """Refuse a study of the project whose protocol, as it is, is in no commit; for a user's own file print a note."""
+    """Refuse a study of the project whose protocol is not committed as it is; for a user's own file print a note."""
     git = ["git", "--no-optional-locks", "-C", str(path.absolute().parent)]
     questions = (["log", "-1", "--format=%H"], ["status", "--porcelain"])
     try:
@@ -329,8 +329,8 @@ def check_committed(path: Path) -> None:
     if checkout and commit and not changes:
         return
     if checkout and path.parent == STUDIES:
-        raise InputError(f"{path}: not committed: a protocol is fixed before the first run: commit it")
-    print(f"note: {path} is in no commit: nobody can see later that it was fixed before the first run")
+        raise InputError(f"{path}: not committed, but a protocol is fixed before the first run: commit it")
+    print(f"note: {path} is not committed: nobody can check later that it was fixed before the first run: commit it")
 
 
 def run_study(options: StudyCommand) -> None:
@@ -361,7 +361,7 @@ def run_study(options: StudyCommand) -> None:
     _report(study, of_table, seeds or study.seeds, results, figures)
     if failures:
         print(*failures, sep="\n\n")
-        raise InputError(f"{len(failures)} of {len(todo)} runs failed, see above: start the study again to go on")
+        raise InputError(f"{len(failures)} of {len(todo)} runs failed, see above: start the study again to continue")
 
 
 def _numbers(seeds: str) -> list[int]:
@@ -430,7 +430,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _submit(pool: ThreadPoolExecutor, study: Study, runs: list[Run], work: Path, *places) -> list[Future]:
-    """Queue all runs, seed by seed. A start goes before the runs of the start before it: so none waits idly for it."""
+    """Queue all runs, seed by seed. Each start comes before the runs of the previous start, so no run waits for it."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(run.start, []).append(run)
@@ -446,7 +446,7 @@ def make_start(run: Run, folder: Path, commands: "Commands", reward_model: bool 
     """Train the SFT model of a seed, and its reward model if asked. Returns their folder."""
     log = folder.with_suffix(".log")
     if not (folder / "sft" / "sft" / "log.json").is_file():
-        shutil.rmtree(folder / "sft", ignore_errors=True)  # of an interrupted study
+        shutil.rmtree(folder / "sft", ignore_errors=True)  # left by an interrupted study
         words = [*run.words["sft"], f"--output_dir={folder / 'sft'}"]
         commands.run(["sft", *words, *([] if _has_answers(run.options) else ["--sft_epochs=0"])], log)
     if reward_model and not (folder / "rm" / "rm" / "accuracy.json").is_file():
@@ -457,7 +457,7 @@ def make_start(run: Run, folder: Path, commands: "Commands", reward_model: bool 
 
 
 def _has_answers(options: dict) -> bool:
-    """Return whether the data that these options name have answers that SFT can learn from."""
+    """Return whether the data of these options have answers that SFT can learn from."""
     where = {name: options.get(name, "") for name in ("dataset_config", "data_dir", "split", "columns")}
     rows = [] if options["dataset"] in EMBEDDED else find_rows(options["dataset"], **where)[0]
     return not rows or form_of(columns_of(rows), where["columns"]).fractions[0] > 0
@@ -496,14 +496,14 @@ def _check_prompts(run: Run, models: Path) -> None:
     counts = json.loads((models / "sft" / "data.json").read_text(encoding="utf-8"))
     there = counts.get("test_prompts", counts["test"])  # older files count rows alone
     if there < run.prompts:
-        raise InputError(f"{run.name}: {run.prompts} held-out prompts are asked for, and there are {there}: ask fewer")
+        raise InputError(f"{run.name}: {run.prompts} held-out prompts, but only {there} exist: lower eval_prompts")
 
 
 class Commands:
     """`marlhf` commands in separate processes, with one thread each.
 
     They end with `stop`. If this process is killed, the kernel also ends them if `setpriv` is installed (Linux);
-    elsewhere a command goes on to its end, and no other begins.
+    elsewhere the command runs to its end, and no other starts.
     """
 
     def __init__(self) -> None:
@@ -523,7 +523,7 @@ class Commands:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=os.environ | calm,
-                start_new_session=True,  # Ctrl-C reaches this process alone, which then stops the others
+                start_new_session=True,  # Ctrl-C reaches only this process, which then stops the others
             )
             self.running.add(process)
         status = process.wait()
@@ -532,10 +532,10 @@ class Commands:
             raise InputError(f"marlhf {words[0]} failed; {log} ends:\n{log_end(log)}")
 
     def stop(self) -> None:
-        """End all commands; none begins any more."""
+        """End all commands; no other starts."""
         with self.lock:
             self.stopped = True
-            for process in list(self.running):  # one that ends leaves the set
+            for process in list(self.running):  # a command that ends leaves the set
                 process.terminate()
 
 

@@ -289,7 +289,7 @@ def test_different_prompts_are_counted_and_not_rows(small, tmp_path):
     (tmp_path / "sft").mkdir()
     for counts in ({"test": 9, "test_prompts": 2}, {"test": 2}):
         (tmp_path / "sft" / "data.json").write_text(json.dumps(counts))
-        words = "3 held-out prompts are asked for, and there are 2"
+        words = "3 held-out prompts, but only 2 exist"
         fails(lambda: study_module.make_result(study, run, start, tmp_path, tmp_path, None), words)
 
 
