@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
+from transformers import LogitsProcessor
 
-from marlhf_lite.evaluation.sampling import EndsForbidden, SeededSampling, read_all_but_last
+from marlhf_lite.evaluation.sampling import SeededSampling, read_all_but_last
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.tasks.tokenization import encode_prompts, pad
 from marlhf_lite.training.rewards import score_responses
@@ -106,6 +107,21 @@ def halves(scores: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Two independent estimates of V* [...] from scores [..., K]."""
     first, second = (half.cpu().double().mean(-1).numpy() for half in scores.chunk(2, dim=-1))
     return first, second
+
+
+class EndsForbidden(LogitsProcessor):
+    """Forbids the tokens `ends` in each row until it has `least` [B] new tokens."""
+
+    def __init__(self, least: Tensor, ends: Sequence[int]):
+        self.least, self.ends, self.prompt_width = least, list(ends), None
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if self.prompt_width is None:
+            self.prompt_width = input_ids.shape[1]
+        short = (self.least > input_ids.shape[1] - self.prompt_width).to(scores.device)
+        ends = torch.zeros(scores.shape[1], dtype=torch.bool, device=scores.device)
+        ends[self.ends] = True
+        return scores.masked_fill(short[:, None] & ends, -torch.inf)
 
 
 @torch.no_grad()

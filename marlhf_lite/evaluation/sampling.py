@@ -53,21 +53,6 @@ class InverseTransformSampler(LogitsProcessor):
         return torch.full_like(scores, -torch.inf).scatter_(1, tokens.gather(1, place), 0.0)
 
 
-class EndsForbidden(LogitsProcessor):
-    """Forbids the tokens `ends` in each row until it has `least` [B] new tokens."""
-
-    def __init__(self, least: Tensor, ends: Sequence[int]):
-        self.least, self.ends, self.prompt_width = least, list(ends), None
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        if self.prompt_width is None:
-            self.prompt_width = input_ids.shape[1]
-        short = (self.least > input_ids.shape[1] - self.prompt_width).to(scores.device)
-        ends = torch.zeros(scores.shape[1], dtype=torch.bool, device=scores.device)
-        ends[self.ends] = True
-        return scores.masked_fill(short[:, None] & ends, -torch.inf)
-
-
 @dataclass(frozen=True)
 class SeededSampling(Sampling):
     """`Sampling` for `rollout.generate` that continues a cache, or draws by inverse transform."""
