@@ -58,6 +58,7 @@ def folder(tmp_path, tiny, sft, rm, pairs, monkeypatch):
 def problems_of(words, folder, capsys, monkeypatch):
     """The problems of a command: nothing is loaded, printed or left behind."""
     monkeypatch.setattr(context, "load_base", lambda *_: pytest.fail("a model was loaded before the input was checked"))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # of a user's module
     before = sorted(folder.rglob("*"))
     if words[0].isupper():  # how `accelerate launch` starts it
         monkeypatch.setenv(f"ACCELERATE_USE_{words.pop(0)}", "true")

@@ -225,7 +225,7 @@ def test_the_way_of_layers_is_recorded(base, tiny, dtype, way):
 
 @pytest.mark.parametrize("kind", ["longrope", "dynamic"])
 def test_a_rope_that_changes_with_the_longest_row_has_a_limit(kind, tokenizer):
-    """Up to it a row's log-probabilities are those of the row alone; a token more in another row changes them."""
+    """Up to it a row's log-probabilities are those of the row alone; more tokens in another row change them."""
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     sizes |= {"num_key_value_heads": 2, "vocab_size": len(tokenizer), "pad_token_id": 0, "initializer_range": 0.3}
     rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0}
@@ -243,7 +243,7 @@ def test_a_rope_that_changes_with_the_longest_row_has_a_limit(kind, tokenizer):
     fails(lambda: check_length(base, "m", 9, 8), "RoPE that changes beyond 16 tokens", "--max_prompt_length 8")
     model, text = PolicyModel(base), torch.randint(5, 60, (20,))
     alone = model(text[None, :10], torch.ones(1, 10, dtype=torch.long), 4)[0][0]
-    for longest, same in ((16, True), (17, False)):
+    for longest, same in ((17, True), (18, False)):  # nothing reads the last
         rows = torch.stack([torch.cat([text.new_zeros(longest - 10), text[:10]]), text[:longest]])
         mask = torch.ones_like(rows)
         mask[0, : longest - 10] = 0

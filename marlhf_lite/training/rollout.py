@@ -245,7 +245,7 @@ def sample(model, tokenizer, ids: Tensor, attention_mask: Tensor, sampling: Samp
         mask, ended = response_mask(tokens[:, ids.shape[1] :], ends)
         width = int(mask.any(0).sum())
         return tokens[:, : ids.shape[1] + width], mask[:, :width], ended
-    with torch.inference_mode(not is_sharded(model)):
+    with torch.inference_mode(device.type == "cpu" and not is_sharded(model)):
         tokens = model.generate(
             input_ids=ids,
             attention_mask=attention_mask,
