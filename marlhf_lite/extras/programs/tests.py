@@ -156,7 +156,7 @@ def _whole(digits: str) -> int:
 def _apps(row: dict) -> Problem:
     name, inputs, outputs, exact = (row.get(key) for key in ("fn_name", "inputs", "outputs", "exact"))
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-        raise InputError("the tests need 'inputs' and 'outputs', two lists of one length")
+        raise InputError("the tests need 'inputs' and 'outputs', two lists of one length, as in APPS")
     if name:
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
             raise InputError(f"{name!r} is not the name of a function")
