@@ -66,15 +66,18 @@ def use_closed_gradients(model: PreTrainedModel) -> None:
     Norms of 16 bits stay transformers' own, which compute in float32.
     """
     modeling, norm = sys.modules[type(model).__module__], type(model.base_model.norm)
-    modeling.apply_rotary_pos_emb = lambda q, k, cos, sin: (rotate(q, cos, sin), rotate(k, cos, sin))
     if hasattr(norm.forward, "__wrapped__"):
         return
     plain, shift, eps = norm.forward, *((1, "eps") if norm.__name__ == "GemmaRMSNorm" else (0, "variance_epsilon"))
 
     @functools.wraps(plain)
-    def forward(self, x: Tensor) -> Tensor:
+    def normalise(self, x: Tensor) -> Tensor:
         if not x.dtype == self.weight.dtype == torch.float32:
             return plain(self, x)
         return _RMSNorm.apply(x, self.weight + shift, getattr(self, eps))
 
-    norm.forward = forward
+    @functools.wraps(modeling.apply_rotary_pos_emb)
+    def rotate_both(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return rotate(q, cos, sin), rotate(k, cos, sin)
+
+    norm.forward, modeling.apply_rotary_pos_emb = normalise, rotate_both
