@@ -9,7 +9,7 @@ import transformers
 from torch.autograd import gradcheck
 
 from marlhf_lite.models import gradients
-from marlhf_lite.models.gradients import rotate, use_closed_gradients
+from marlhf_lite.models.gradients import use_closed_gradients
 from marlhf_lite.models.last_layer import PLAIN_LAYERS
 
 SIZES = {
@@ -78,8 +78,8 @@ def test_gradients_are_the_derivatives():
     x, weight = (torch.randn(*size, dtype=torch.double, requires_grad=True) for size in ((2, 3, 6), (6,)))
     assert gradcheck(lambda x, w: gradients._RMSNorm.apply(x, w, 1e-3), (x, weight))
     q = torch.randn(2, 3, 4, 6, dtype=torch.double, requires_grad=True)
-    angles = torch.randn(2, 4, 3, dtype=torch.double).repeat(1, 1, 2)
-    assert gradcheck(lambda q: rotate(q, angles.cos(), angles.sin()), (q,))
+    angles = torch.randn(2, 1, 4, 3, dtype=torch.double).repeat(1, 1, 1, 2)
+    assert gradcheck(lambda q: gradients.Rotation.apply(q, angles.cos(), angles.sin()), (q,))
 
 
 def test_a_frozen_norm_gets_no_gradient():

@@ -33,8 +33,11 @@ class _RMSNorm(torch.autograd.Function):
         return torch.mul(grad, weight, out=product).addcmul_(x, through_r).mul_(r), grad_weight, None
 
 
-class _Rotation(torch.autograd.Function):
-    """A rotary embedding. Its gradient is the same rotation backwards."""
+class Rotation(torch.autograd.Function):
+    """Turns queries or keys x [B, heads, L, D] by the angles of their positions; its gradient is turned back.
+
+    cos and sin [B, 1, L, D] hold each angle twice, D / 2 apart.
+    """
 
     @staticmethod
     def forward(ctx, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -55,11 +58,6 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
     return turned
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn queries or keys x [B, heads, L, D] by the angles of their positions; cos and sin [B, L, D] repeat theirs."""
-    return _Rotation.apply(x, cos[:, None], sin[:, None])
-
-
 def use_closed_gradients(model: PreTrainedModel) -> None:
     """Let all models of this one's family compute so in this process; it is one of `last_layer.PLAIN_LAYERS`.
 
@@ -77,7 +75,8 @@ def use_closed_gradients(model: PreTrainedModel) -> None:
         return _RMSNorm.apply(x, self.weight + shift, getattr(self, eps))
 
     @functools.wraps(modeling.apply_rotary_pos_emb)
-    def rotate_both(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        return rotate(q, cos, sin), rotate(k, cos, sin)
+    def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+        cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+        return Rotation.apply(q, cos, sin), Rotation.apply(k, cos, sin)
 
-    norm.forward, modeling.apply_rotary_pos_emb = normalise, rotate_both
+    norm.forward, modeling.apply_rotary_pos_emb = normalise, rotate
