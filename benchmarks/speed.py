@@ -4,7 +4,7 @@ One trainer makes both sides' updates in turns (ABBA), on random Gemmas of the e
 its full length, prompts one length or several. The ratio is that of processor seconds, new over old: the median over
 pairs with quartiles. `--trl` then compares with TRL (`trl_ppo/run.py`, cases of time only).
 
-    python benchmarks/speed.py --trl  # within 6 minutes on an idle machine, once trl_ppo/run.py has installed its TRL
+    python benchmarks/speed.py --trl  # within 8 minutes on an idle machine, once trl_ppo/run.py has installed its TRL
 """
 
 import argparse
