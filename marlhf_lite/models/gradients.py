@@ -33,7 +33,7 @@ class _RMSNorm(torch.autograd.Function):
         return torch.mul(grad, weight, out=product).addcmul_(x, through_r).mul_(r), grad_weight, None
 
 
-class Rotation(torch.autograd.Function):
+class _Rotation(torch.autograd.Function):
     """Turns queries or keys x [B, heads, L, D] by the angles of their positions; its gradient is turned back.
 
     cos and sin [B, 1, L, D] hold each angle twice, D / 2 apart.
@@ -77,6 +77,6 @@ def use_closed_gradients(model: PreTrainedModel) -> None:
     @functools.wraps(modeling.apply_rotary_pos_emb)
     def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
         cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
-        return Rotation.apply(q, cos, sin), Rotation.apply(k, cos, sin)
+        return _Rotation.apply(q, cos, sin), _Rotation.apply(k, cos, sin)
 
     norm.forward, modeling.apply_rotary_pos_emb = normalise, rotate

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from marlhf_lite.models.gradients import Rotation
-
 # Families whose layer is norm, attention with rotated q and k, norm, MLP; others norm, scale or fuse in between.
 PLAIN_LAYERS = frozenset("gemma llama mistral qwen2".split())
 
@@ -92,7 +90,9 @@ def _last_layer_at(layer: nn.Module, kept: int) -> Iterator[None]:
         if attention_mask is None:  # the kernel's own causal mask begins at the first key
             attention_mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=read.device).tril()
         attention_mask = attention_mask[:, :, skip:]
-        more["past_key_values"] = _Before(Rotation.apply(keys, cos[:, None, :skip], sin[:, None, :skip]), values)
+        first, second = keys.chunk(2, -1)
+        keys = keys * cos[:, None, :skip] + torch.cat([-second, first], -1) * sin[:, None, :skip]
+        more["past_key_values"] = _Before(keys, values)
         at = {"position_embeddings": (cos[:, skip:], sin[:, skip:]), "position_ids": position_ids[:, skip:]}
         return plain(hidden[:, skip:], attention_mask=attention_mask, **at, **more)
 

@@ -79,7 +79,7 @@ def test_gradients_are_the_derivatives():
     assert gradcheck(lambda x, w: gradients._RMSNorm.apply(x, w, 1e-3), (x, weight))
     q = torch.randn(2, 3, 4, 6, dtype=torch.double, requires_grad=True)
     angles = torch.randn(2, 1, 4, 3, dtype=torch.double).repeat(1, 1, 1, 2)
-    assert gradcheck(lambda q: gradients.Rotation.apply(q, angles.cos(), angles.sin()), (q,))
+    assert gradcheck(lambda q: gradients._Rotation.apply(q, angles.cos(), angles.sin()), (q,))
 
 
 def test_a_frozen_norm_gets_no_gradient():
