@@ -1,41 +1,38 @@
 """RMSNorm and rotary embeddings with closed gradients compute what transformers' own modules and autograd do."""
 
-import importlib
+import sys
 from unittest import mock
 
 import pytest
 import torch
-import transformers
+from conftest import nudge
+from test_architectures import FAMILIES, save_family
 from torch.autograd import gradcheck
 
+from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models import gradients
-from marlhf_lite.models.gradients import use_closed_gradients
-from marlhf_lite.models.last_layer import PLAIN_LAYERS
+from marlhf_lite.models.loading import load_base
 
-SIZES = {
-    "vocab_size": 40,
-    "hidden_size": 32,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-}
+PLAIN = ("gemma", "llama3.2", "qwen2", "mistral")
 
 
-def make_model(family):
-    torch.manual_seed(1)
-    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(family, **SIZES))
-    for name, weight in model.named_parameters():
-        if "norm" in name:
-            torch.nn.init.normal_(weight)
-    return model
+@pytest.fixture
+def load(tokenizer, tmp_path):
+    """Loads a family as a run does, here with all weights to train."""
+    return lambda name, **more: nudge(
+        load_base(ModelConfig(model=save_family(name, tokenizer, tmp_path), **more)).requires_grad_(True), 1
+    )
 
 
-def outputs_and_gradients(model, ids):
+def parts_of(model):
+    """The module of its family, and the class of its norms."""
+    return sys.modules[type(model).__module__], type(model.base_model.norm)
+
+
+def outputs_and_gradients(model):
     model.zero_grad()
-    logits = model(input_ids=ids, use_cache=False).logits
-    (logits * torch.linspace(-1, 1, logits.numel()).view_as(logits)).sum().backward()
+    logits = model(input_ids=torch.arange(5, 38).view(3, 11), use_cache=False).logits
+    logits.sin().sum().backward()
     return [logits.detach(), *(weight.grad.clone() for weight in model.parameters())]
 
 
@@ -50,26 +47,32 @@ def turn(q, k, cos, sin):
     return turned(q), turned(k)
 
 
-@pytest.mark.parametrize("family", sorted(PLAIN_LAYERS))
-def test_a_model_has_the_same_outputs_and_gradients(family):
-    model, ids = make_model(family), torch.randint(40, (3, 11))
-    modeling, norm = importlib.import_module(type(model).__module__), type(model.model.norm)
-    plain = getattr(norm.forward, "__wrapped__", norm.forward)
-    with mock.patch.object(norm, "forward", plain), mock.patch.object(modeling, "apply_rotary_pos_emb", turn):
-        wanted = outputs_and_gradients(model, ids)
-    use_closed_gradients(model)
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_model_has_the_same_outputs_and_gradients(load, name):
+    model = load(name)
     with mock.patch.object(gradients._RMSNorm, "apply", wraps=gradients._RMSNorm.apply) as called:
-        found = outputs_and_gradients(model, ids)
+        found = outputs_and_gradients(model)
     assert called.call_count == 5  # two norms a layer, and the last
+    modeling, norm = parts_of(model)
+    plain = mock.patch.object(norm, "forward", norm.forward.__wrapped__)
+    with plain, mock.patch.object(modeling, "apply_rotary_pos_emb", turn):
+        wanted = outputs_and_gradients(model)
     for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5 * float(other.abs().max()))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_norms_of_16_bits_stay_as_they_are(dtype):
-    model = make_model("gemma").to(dtype)
-    norm, x = model.model.norm, torch.randn(2, 3, 32, dtype=dtype)
-    use_closed_gradients(model)
+@pytest.mark.parametrize("name", ["qwen3", "gemma2"])
+def test_other_families_stay_as_they_are(load, name):
+    assert name in FAMILIES
+    modeling, norm = parts_of(load(name))
+    assert norm.forward.__module__ == modeling.apply_rotary_pos_emb.__module__ == modeling.__name__
+    assert not hasattr(norm.forward, "__wrapped__")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_norms_of_16_bits_stay_as_they_are(load, dtype):
+    norm = load("gemma", dtype=dtype).base_model.norm
+    x = torch.randn(2, 3, 32, dtype=norm.weight.dtype)
     assert torch.equal(norm(x), type(norm).forward.__wrapped__(norm, x))
 
 

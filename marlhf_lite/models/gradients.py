@@ -1,7 +1,7 @@
-"""RMSNorm and rotary embeddings with gradients in closed form, in about half the passes over memory.
+"""RMSNorm and rotary embeddings with gradients in closed form.
 
-transformers writes them as small operations, each with its own tensor, and autograd adds as many. Results are the same
-up to rounding.
+transformers computes them in small operations, each with a tensor of its own, and autograd adds as many; these need
+about half of them. Results are the same up to rounding.
 """
 
 import functools
@@ -29,14 +29,15 @@ class _RMSNorm(torch.autograd.Function):
         product = grad * x
         rows = product.flatten(0, -2)
         grad_weight = rows.T @ r.flatten() if ctx.needs_input_grad[1] else None
-        through_r = (rows @ weight).view_as(r) * r.square() / -x.shape[-1]  # times x
+        # r depends on x, too: ∂r/∂x = -r³ x / D.
+        through_r = (rows @ weight).view_as(r) * r.square() / -x.shape[-1]
         return torch.mul(grad, weight, out=product).addcmul_(x, through_r).mul_(r), grad_weight, None
 
 
 class _Rotation(torch.autograd.Function):
-    """Turns queries or keys x [B, heads, L, D] by the angles of their positions; its gradient is turned back.
+    """Turns queries or keys x [B, heads, L, D] by the angles of their positions, and their gradient back.
 
-    cos and sin [B, 1, L, D] hold each angle twice, D / 2 apart.
+    cos and sin [B, 1, L, D] are of each angle twice, D / 2 apart.
     """
 
     @staticmethod
@@ -59,20 +60,21 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
 
 
 def use_closed_gradients(model: PreTrainedModel) -> None:
-    """Let all models of this one's family compute so in this process; it is one of `last_layer.PLAIN_LAYERS`.
+    """Give these gradients to all models of this one's family, in this process; see `last_layer.PLAIN_LAYERS`.
 
     Norms of 16 bits stay transformers' own, which compute in float32.
     """
     modeling, norm = sys.modules[type(model).__module__], type(model.base_model.norm)
     if hasattr(norm.forward, "__wrapped__"):
         return
-    plain, shift, eps = norm.forward, *((1, "eps") if norm.__name__ == "GemmaRMSNorm" else (0, "variance_epsilon"))
+    plain, is_gemma = norm.forward, model.config.model_type == "gemma"
 
     @functools.wraps(plain)
     def normalise(self, x: Tensor) -> Tensor:
         if not x.dtype == self.weight.dtype == torch.float32:
             return plain(self, x)
-        return _RMSNorm.apply(x, self.weight + shift, getattr(self, eps))
+        weight, eps = (1 + self.weight, self.eps) if is_gemma else (self.weight, self.variance_epsilon)
+        return _RMSNorm.apply(x, weight, eps)
 
     @functools.wraps(modeling.apply_rotary_pos_emb)
     def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
