@@ -51,8 +51,18 @@ from accelerate import Accelerator
 from cells import Cells, arguments
 
 from marlhf_lab.credit.credit import token_values
-from marlhf_lab.credit.critic_response import critic_response, taken_away, true_credit, variance_saved
-from marlhf_lab.credit.gradient_signal import difference_of_signals, signal_to_noise, slopes, token_advantages
+from marlhf_lab.credit.critic_response import (
+    critic_response,
+    taken_away,
+    true_credit,
+    variance_saved,
+)
+from marlhf_lab.credit.gradient_signal import (
+    difference_of_signals,
+    signal_to_noise,
+    slopes,
+    token_advantages,
+)
 from marlhf_lab.studies.results import rounded
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import ModelConfig
@@ -64,7 +74,14 @@ from marlhf_lite.tasks.chats import chat_writer
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.training.critic_metrics import diagnose_critic
 from marlhf_lite.training.rewards import FunctionReward, ModelReward
-from marlhf_lite.training.rollout import Rollout, Sampling, concatenate, generate, generate_in_batches, prompt_stream
+from marlhf_lite.training.rollout import (
+    Rollout,
+    Sampling,
+    concatenate,
+    generate,
+    generate_in_batches,
+    prompt_stream,
+)
 
 ROOT = Path(__file__).parents[1]
 SEED, LAM, N, LAGS, STEP = 950, 0.95, 5, 32, 0.02
@@ -129,24 +146,43 @@ class Measured:
         self.answers, self.seed = args.answers or setting.answers, args.seed
         model = [f"--model={args.model}"] if name == PRIMARY else []
         self.sft = self._stage("sft", model, setting.sft)
-        self.rm = self._stage("rm", model, [f"--sft={self.folder / 'sft'}"]) if setting.reward == "rm" else None
-        stored = ModelConfig(model=args.model) if model else ModelConfig(model=_embedded(setting.data["dataset"]))
+        self.rm = (
+            self._stage("rm", model, [f"--sft={self.folder / 'sft'}"])
+            if setting.reward == "rm"
+            else None
+        )
+        stored = (
+            ModelConfig(model=args.model)
+            if model
+            else ModelConfig(model=_embedded(setting.data["dataset"]))
+        )
         self.base, self.tokenizer = load_base(stored), load_tokenizer(stored.model)
         chat = chat_writer(self.tokenizer, "auto") if model else None
         self.task = load_task(**setting.data, **({"chat": chat} if chat else {}))
         self.models = build_models(self.base, self.sft, self.rm, "sft")
         function = text_reward(setting.reward, self.task)
-        self.reward = FunctionReward(function, setting.reward) if function else ModelReward(self.models.reward)
+        self.reward = (
+            FunctionReward(function, setting.reward)
+            if function
+            else ModelReward(self.models.reward)
+        )
         self.policy, self.parameters = self.models.policy.eval(), trainable(self.models.policy)
         self.halves = self.answers // setting.batch // 2
 
     def _stage(self, name: str, model: list[str], more: list[str]) -> Path:
         """The adapter that `marlhf sft` or `marlhf rm` trains on the setting's data."""
-        folder, data = self.folder / name, [f"--{key}={value}" for key, value in self.setting.data.items()]
+        folder, data = (
+            self.folder / name,
+            [f"--{key}={value}" for key, value in self.setting.data.items()],
+        )
         if not any(folder.rglob("adapter_model.safetensors")):
             words = [*data, *model, *more, f"--seed={self.seed}", f"--output_dir={folder}"]
             shutil.rmtree(folder, ignore_errors=True)
-            subprocess.run([sys.executable, "-m", "marlhf_lite", name, *words], check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(
+                [sys.executable, "-m", "marlhf_lite", name, *words],
+                check=True,
+                stdout=subprocess.DEVNULL,
+            )
         return resolve_adapter_dir(name, str(folder))
 
     def kept(self, name: str, make):
@@ -156,7 +192,10 @@ class Measured:
             begin, found, new = time.time(), make(), path.with_suffix(".tmp")
             torch.save(found, new)
             os.replace(new, path)
-            print(f"{time.strftime('%H:%M:%S')} {path.parent.name} {name}: {time.time() - begin:.0f} s", flush=True)
+            print(
+                f"{time.strftime('%H:%M:%S')} {path.parent.name} {name}: {time.time() - begin:.0f} s",
+                flush=True,
+            )
         return torch.load(path, weights_only=False)
 
     # -- parts --------------------------------------------------------------------------------------------------------
@@ -165,17 +204,25 @@ class Measured:
         """A batch of scored answers; the first half of the batches are the first half of the answers."""
 
         def make():
-            wanted = list(islice(prompt_stream(list(self.task.splits["ppo"]["prompt"]), self.seed), self.answers))
+            wanted = list(
+                islice(
+                    prompt_stream(list(self.task.splits["ppo"]["prompt"]), self.seed), self.answers
+                )
+            )
             torch.manual_seed(1000 * self.seed + number)
             prompts = wanted[number * self.setting.batch :][: self.setting.batch]
             sampling = Sampling(self.setting.length, 1.0, 0, min_new_tokens=self.setting.least)
-            rollout = generate_in_batches(generate, 0, self.policy.model, self.tokenizer, prompts, sampling)[0]
+            rollout = generate_in_batches(
+                generate, 0, self.policy.model, self.tokenizer, prompts, sampling
+            )[0]
             return vars(rollout) | {"scores": torch.as_tensor(self.reward(rollout)).float()}
 
         return Rollout(**self.kept(f"answers-{number:02}", make))
 
     def half(self, which: int) -> list[Rollout]:
-        return [self.batch(number) for number in range(self.halves * which, self.halves * (which + 1))]
+        return [
+            self.batch(number) for number in range(self.halves * which, self.halves * (which + 1))
+        ]
 
     def logprobs(self, part: Rollout):
         return self.policy(part.tokens, part.attention_mask, part.mask.shape[1])[0]
@@ -188,7 +235,9 @@ class Measured:
             for some in torch.arange(len(rollout)).split(8):
                 part = rollout.select(some).trim()
                 loss = (self.logprobs(part) * (part.scores - baseline)[:, None])[part.mask].sum()
-                total = total + torch.cat([g.flatten() for g in torch.autograd.grad(loss, self.parameters)])
+                total = total + torch.cat(
+                    [g.flatten() for g in torch.autograd.grad(loss, self.parameters)]
+                )
             return total
 
         return self.kept(f"gradient-{which}-{number:02}", make)
@@ -196,7 +245,9 @@ class Measured:
     def direction(self, which: int) -> torch.Tensor:
         """[W] the unit vector of a half's gradient."""
         baseline = float(torch.cat([rollout.scores for rollout in self.half(which)]).mean())
-        total = sum(self.gradient(which, number, baseline).double() for number in range(self.halves))
+        total = sum(
+            self.gradient(which, number, baseline).double() for number in range(self.halves)
+        )
         return (total / total.norm()).float()
 
     def slopes(self, which: int, number: int, direction) -> torch.Tensor:
@@ -207,12 +258,17 @@ class Measured:
             parts = [rollout.select(some).trim() for some in torch.arange(len(rollout)).split(8)]
             return torch.cat([rollout.widen(self.logprobs(part)) for part in parts])
 
-        return self.kept(f"slopes-{which}-{number:02}", lambda: slopes(logprobs, self.parameters, direction, STEP))
+        return self.kept(
+            f"slopes-{which}-{number:02}",
+            lambda: slopes(logprobs, self.parameters, direction, STEP),
+        )
 
     def critic(self, which: int):
         """The critic of a half, trained on the other one."""
         setting, start = self.setting, "rm" if self.rm else "sft"
-        critic = build_models(self.base, self.sft, self.rm, start, critic_head_init=setting.head).critic
+        critic = build_models(
+            self.base, self.sft, self.rm, start, critic_head_init=setting.head
+        ).critic
         parameters = trainable(critic)
 
         def make():
@@ -248,13 +304,23 @@ class Measured:
                 rollouts.append(rollout)
                 slope.append(self.slopes(which, number, direction))
                 name = f"values-{which}-{number:02}"
-                values.append(self.kept(name, lambda r=rollout, critic=critic: token_values(critic, r)))
+                values.append(
+                    self.kept(name, lambda r=rollout, critic=critic: token_values(critic, r))
+                )
         advantages = {
-            name: [token_advantages(rollout, v, **how) for rollout, v in zip(rollouts, values, strict=True)]
+            name: [
+                token_advantages(rollout, v, **how)
+                for rollout, v in zip(rollouts, values, strict=True)
+            ]
             for name, how in ESTIMATORS.items()
         }
         projections = {
-            name: torch.cat([(a.double() * d * r.mask).sum(1) for a, d, r in zip(rows, slope, rollouts, strict=True)])
+            name: torch.cat(
+                [
+                    (a.double() * d * r.mask).sum(1)
+                    for a, d, r in zip(rows, slope, rollouts, strict=True)
+                ]
+            )
             for name, rows in advantages.items()
         }
         whole = concatenate(rollouts, self.tokenizer.pad_token_id)
@@ -287,14 +353,23 @@ def _embedded(dataset: str) -> str:
 
 def found(cell: dict) -> dict:
     """Signals and contrasts of a setting."""
-    rows = {name: torch.tensor(x, dtype=torch.double).numpy() for name, x in cell["projections"].items()}
-    contrasts = {f"{a} - {b}": difference_of_signals(rows[a], rows[b])._asdict() for a, b in CONTRASTS}
-    return {"signal": {name: signal_to_noise(x) for name, x in rows.items()}, "contrasts": contrasts}
+    rows = {
+        name: torch.tensor(x, dtype=torch.double).numpy() for name, x in cell["projections"].items()
+    }
+    contrasts = {
+        f"{a} - {b}": difference_of_signals(rows[a], rows[b])._asdict() for a, b in CONTRASTS
+    }
+    return {
+        "signal": {name: signal_to_noise(x) for name, x in rows.items()},
+        "contrasts": contrasts,
+    }
 
 
 def main() -> None:
     parser = arguments(__doc__, "baseline_signal")
-    parser.add_argument("--answers", type=int, default=0, help="of each setting; 0: as many as it says")
+    parser.add_argument(
+        "--answers", type=int, default=0, help="of each setting; 0: as many as it says"
+    )
     parser.add_argument("--seed", type=int, default=SEED)
     args = parser.parse_args()
     cells = Cells(args.out, args)

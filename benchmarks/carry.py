@@ -18,10 +18,26 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "gpu"
-TREE = ["marlhf_lite", "marlhf_lab", "benchmarks", "tests/test_on_card.py", "tests/conftest.py", "tests/small_runs.py"]
+TREE = [
+    "marlhf_lite",
+    "marlhf_lab",
+    "benchmarks",
+    "tests/test_on_card.py",
+    "tests/conftest.py",
+    "tests/small_runs.py",
+]
 TREE += ["data/tiny-gemma", "pyproject.toml"]
 # Versions of constraints.txt; what these need besides is what a machine with torch and transformers has.
-PINNED = ["accelerate", "datasets", "defusedxml", "dill", "multiprocess", "nltk", "peft", "pydantic-monty"]
+PINNED = [
+    "accelerate",
+    "datasets",
+    "defusedxml",
+    "dill",
+    "multiprocess",
+    "nltk",
+    "peft",
+    "pydantic-monty",
+]
 PINNED += ["pydantic-monty-client", "pydantic-monty-runtime", "transformers", "trl", "xxhash"]
 UNPINNED = ["liger-kernel>=0.8,<1", "bitsandbytes>=0.46,<1"]
 LIMIT_MIB = 64
@@ -45,7 +61,9 @@ exec python3 tree/benchmarks/gpu.py --trl "$PWD/site_trl" --commit "$(cat commit
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--python", default="3.12", help="of the machine with the card")
-    parser.add_argument("--cuda", default="130", help="CUDA of its torch, as bitsandbytes writes it")
+    parser.add_argument(
+        "--cuda", default="130", help="CUDA of its torch, as bitsandbytes writes it"
+    )
     return parser.parse_args()
 
 
@@ -59,17 +77,28 @@ def copy_tree() -> None:
 
 
 def git(*words: str) -> str:
-    return subprocess.run(["git", "-C", str(ROOT), *words], check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", "-C", str(ROOT), *words], check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def download(args: argparse.Namespace, folder: str, *wanted: str) -> None:
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    pip += ["--python-version", args.python, "--implementation", "cp", "--dest", str(FOLDER / folder)]
+    pip += [
+        "--python-version",
+        args.python,
+        "--implementation",
+        "cp",
+        "--dest",
+        str(FOLDER / folder),
+    ]
     for version in ("2_28", "2_24", "2_17"):
         pip += ["--platform", f"manylinux_{version}_x86_64"]
     pip += ["--platform", "manylinux2014_x86_64"]
     if subprocess.run([*pip, *wanted], check=False).returncode:
-        raise SystemExit(f"{', '.join(wanted)}: could not be downloaded: see above, fix it and start again")
+        raise SystemExit(
+            f"{', '.join(wanted)}: could not be downloaded: see above, fix it and start again"
+        )
 
 
 def keep_one_cuda(wheel: Path, cuda: str) -> None:

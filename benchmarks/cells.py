@@ -13,9 +13,15 @@ RESULTS = Path(__file__).parents[1] / "data" / "results"
 
 def arguments(doc: str, name: str) -> argparse.ArgumentParser:
     """The options that all tables of learning rates have; what they train goes to a folder of this name."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="folder or hub name")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / name, help="of what is trained")
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="folder or hub name"
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=Path(tempfile.gettempdir()) / name, help="of what is trained"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / f"benchmark_{name}.json")
     return parser
 
@@ -26,12 +32,17 @@ class Cells:
     def __init__(self, path: Path, args: argparse.Namespace):
         self.path, self.cells = path, {}
         self.options = json.loads(
-            json.dumps({k: v for k, v in vars(args).items() if k not in ("out", "figure")}, default=str)
+            json.dumps(
+                {k: v for k, v in vars(args).items() if k not in ("out", "figure")}, default=str
+            )
         )
         old = self._old()
         if old.get("complete") is False and old.get("options") == self.options:
             self.cells = old["cells"]
-            print(f"going on after {len(self.cells)} measurements in {path}; delete it to start anew", flush=True)
+            print(
+                f"going on after {len(self.cells)} measurements in {path}; delete it to start anew",
+                flush=True,
+            )
 
     def measure(self, name: str, run, *args) -> dict:
         """The measurement `name`; `run(*args)` makes it if it is not there yet."""

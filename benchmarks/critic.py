@@ -42,26 +42,51 @@ RIDGE, RATE, BATCH = 100.0, 3e-3, 32
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name in ("sft", "rm", "rm_all"):
-        parser.add_argument(f"--{name}", required=True, help="folder that `marlhf sft` or `marlhf rm` wrote")
+        parser.add_argument(
+            f"--{name}", required=True, help="folder that `marlhf sft` or `marlhf rm` wrote"
+        )
     parser.add_argument("--fit", type=int, default=1024, help="responses that are fitted to")
     parser.add_argument("--held_out", type=int, default=256, help="responses that are explained")
     parser.add_argument("--epochs", type=int, default=1, help="passes of the fitted critic")
     parser.add_argument("--seed", type=int, default=100)
     args = parser.parse_args()
-    sft, rm, rm_all = (resolve_adapter_dir(*x) for x in (("sft", args.sft), ("rm", args.rm), ("rm", args.rm_all)))
-    base, tokenizer, task = load_base(ModelConfig()), load_tokenizer("tiny-gemma"), load_task("tiny-tldr")
+    sft, rm, rm_all = (
+        resolve_adapter_dir(*x) for x in (("sft", args.sft), ("rm", args.rm), ("rm", args.rm_all))
+    )
+    base, tokenizer, task = (
+        load_base(ModelConfig()),
+        load_tokenizer("tiny-gemma"),
+        load_task("tiny-tldr"),
+    )
     models = build_models(base, sft, rm, "sft")
     rollout = sample(models, tokenizer, task, args)
-    scores = {"RM score": ModelReward(models.reward)(rollout), "gold score": torch.tensor(gold(task, rollout))}
-    found = {"seed": args.seed, "fit": args.fit, "held_out": args.held_out, "environment": environment(), "rows": []}
+    scores = {
+        "RM score": ModelReward(models.reward)(rollout),
+        "gold score": torch.tensor(gold(task, rollout)),
+    }
+    found = {
+        "seed": args.seed,
+        "fit": args.fit,
+        "held_out": args.held_out,
+        "environment": environment(),
+        "rows": [],
+    }
     states = hidden_states(unwrap_peft(models.policy.model).base_model, rollout)
-    rewards = {"RM": models.reward, "RM on all tokens": ScalarHeadModel(load_score_model(base, rm_all))}
+    rewards = {
+        "RM": models.reward,
+        "RM on all tokens": ScalarHeadModel(load_score_model(base, rm_all)),
+    }
     for name, y in scores.items():
         rows = {"truth": truth(task, tokenizer, rollout, y, args)}
         rows["readout of SFT"] = measure(readout(states, y, rollout, args.fit), y, rollout, args)
-        rows |= {f"{x} itself": measure(token_values(model, rollout), y, rollout, args) for x, model in rewards.items()}
+        rows |= {
+            f"{x} itself": measure(token_values(model, rollout), y, rollout, args)
+            for x, model in rewards.items()
+        }
         for x, start in {"SFT": None, "RM on all tokens": rm_all}.items():
             critic = build_models(base, sft, start).critic
             fit(critic, y, rollout, args)
@@ -74,9 +99,13 @@ def main() -> None:
 
 def sample(models, tokenizer, task, args):
     torch.manual_seed(args.seed)
-    prompts = list(islice(prompt_stream(task.splits["ppo"]["prompt"], args.seed), args.fit + args.held_out))
+    prompts = list(
+        islice(prompt_stream(task.splits["ppo"]["prompt"], args.seed), args.fit + args.held_out)
+    )
     models.policy.eval()
-    return generate_in_batches(generate, 256, models.policy.model, tokenizer, prompts, Sampling(96))[0]
+    return generate_in_batches(
+        generate, 256, models.policy.model, tokenizer, prompts, Sampling(96)
+    )[0]
 
 
 def gold(task, rollout) -> list[float]:
@@ -93,8 +122,13 @@ def truth(task, tokenizer, rollout, y, args) -> dict[str, float]:
     """Explained variance of the final score by the gold score so far, at four places; and their mean."""
     explained = []
     for place in PLACES:
-        ids = [row[: int(place * n)] for row, n in zip(rollout.response_ids.tolist(), rollout.lengths.tolist())]
-        so_far = torch.tensor(task.gold(rollout.prompts, tokenizer.batch_decode(ids, skip_special_tokens=True)))
+        ids = [
+            row[: int(place * n)]
+            for row, n in zip(rollout.response_ids.tolist(), rollout.lengths.tolist())
+        ]
+        so_far = torch.tensor(
+            task.gold(rollout.prompts, tokenizer.batch_decode(ids, skip_special_tokens=True))
+        )
         line = solve(so_far[:, None], y, slice(0, args.fit), 0.0)
         errors = (y - line)[args.fit :]
         explained.append(float(1 - errors.var() / y[args.fit :].var()))
@@ -108,11 +142,19 @@ def hidden_states(backbone, rollout) -> torch.Tensor:
     parts = []
     for rows in tqdm(torch.arange(len(rollout)).split(64), desc="states"):
         part = rollout.select(rows).trim()
-        inputs = {"input_ids": part.tokens, "attention_mask": part.attention_mask, "use_cache": False}
+        inputs = {
+            "input_ids": part.tokens,
+            "attention_mask": part.attention_mask,
+            "use_cache": False,
+        }
         inputs["position_ids"] = position_ids(part.attention_mask)
         layers = backbone(**inputs, output_hidden_states=True).hidden_states[1:]
         states = torch.cat([x[:, part.prompt_width - 1 : -1] for x in layers], dim=2)
-        parts.append(torch.nn.functional.pad(states, (0, 0, 0, rollout.mask.shape[1] - states.shape[1])).half())
+        parts.append(
+            torch.nn.functional.pad(
+                states, (0, 0, 0, rollout.mask.shape[1] - states.shape[1])
+            ).half()
+        )
     return torch.cat(parts)
 
 
@@ -120,7 +162,9 @@ def readout(states, y, rollout, count: int) -> torch.Tensor:
     """Values [B, T] by ridge regression of the final score on states, fitted to the first `count` responses."""
     values, mask = torch.zeros(rollout.mask.shape), rollout.mask
     fitted = int(mask[:count].sum())
-    values[mask] = solve(states[mask].float(), y[:, None].expand_as(mask)[mask], slice(0, fitted), RIDGE)
+    values[mask] = solve(
+        states[mask].float(), y[:, None].expand_as(mask)[mask], slice(0, fitted), RIDGE
+    )
     return values
 
 

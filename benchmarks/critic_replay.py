@@ -58,7 +58,9 @@ class ReplayTrainer(PPOTrainer):
         for rows in self._micro_batches(batch):
             part = batch.select(rows)
             values = self.compute_outputs(part.rollout).values
-            loss, _ = macro.value_loss(values, values, returns[rows], part.steps, clip=None, normalizer=tokens)
+            loss, _ = macro.value_loss(
+                values, values, returns[rows], part.steps, clip=None, normalizer=tokens
+            )
             loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters["critic"], self.config.max_grad_norm)
         self.optimizer.step()  # the policy's weights have no gradients
@@ -71,7 +73,9 @@ def run_seed(folder: Path, seed: int, shared: Mapping) -> dict:
     sft, rm = models / "sft", models / "rm"
     marlhf("sft", seed=seed, output_dir=sft)
     marlhf("rm", seed=seed, sft=sft, output_dir=rm, rm_loss=shared["rm_loss"])
-    of_ppo = {name: value for name, value in shared.items() if name not in ("rm_loss", "eval_prompts")}
+    of_ppo = {
+        name: value for name, value in shared.items() if name not in ("rm_loss", "eval_prompts")
+    }
     options = with_todays_names(of_ppo)  # the protocol has the names of its day
     pipeline.PPOTrainer = ReplayTrainer
     marlhf("ppo", seed=seed, n=1, sft=sft, rm=rm, output_dir=place, **options)
@@ -88,12 +92,19 @@ def marlhf(command: str, **options) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "critic_replay", help="of runs")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=Path(tempfile.gettempdir()) / "critic_replay", help="of runs"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "benchmark_critic_replay.json")
     args = parser.parse_args()
     study, cells = load_study("critic_tries"), Cells(args.out, args)
-    means = [cells.measure(f"seed {x}", run_seed, args.folder, x, study.shared)["mean"] for x in study.seeds]
+    means = [
+        cells.measure(f"seed {x}", run_seed, args.folder, x, study.shared)["mean"]
+        for x in study.seeds
+    ]
     cells.finish(interval=t_interval(means))
     print(means, t_interval(means))
 

@@ -23,9 +23,21 @@ import torch
 from cells import Cells, arguments
 from torch.nn.functional import softplus
 
-from marlhf_lite.config.options import LengthConfig, ModelConfig, RewardModelConfig, SFTStageConfig, TrainerConfig
+from marlhf_lite.config.options import (
+    LengthConfig,
+    ModelConfig,
+    RewardModelConfig,
+    SFTStageConfig,
+    TrainerConfig,
+)
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
-from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy, new_reward_model, share
+from marlhf_lite.models.loading import (
+    load_base,
+    load_tokenizer,
+    new_policy,
+    new_reward_model,
+    share,
+)
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 from marlhf_lite.training.reward_model import train_reward_model
 from marlhf_lite.training.rewards import ModelReward
@@ -44,7 +56,10 @@ class Grid:
         self.options, self.folder = options, folder
         self.tokenizer, self.base = load_tokenizer(options.model), load_base(options)
         parts = load_task(str(data)).splits
-        short = {name: drop_long_prompts(parts[name], self.tokenizer, LENGTHS.max_prompt_length)[0] for name in parts}
+        short = {
+            name: drop_long_prompts(parts[name], self.tokenizer, LENGTHS.max_prompt_length)[0]
+            for name in parts
+        }
         self.rows = {"sft": short["ppo"].select(range(ROWS)), "rm": short["rm"].select(range(ROWS))}
         self.test = short["test"].select(range(min(HELD_OUT, len(short["test"]))))
         self.training = TrainerConfig(per_device_train_batch_size=PASS)
@@ -55,21 +70,33 @@ class Grid:
         model, begin = new_policy(share(self.base), self.options), time.time()
         config = SFTStageConfig(sft_epochs=1, sft_batch_size=BATCH, sft_learning_rate=rate)
         output = self.folder / f"sft-{rate}"
-        train_sft(model, self.tokenizer, self.rows["sft"], config, LENGTHS, output, SEED, self.training)
-        return {"loss": response_loss(model, self.held_out("chosen")), "seconds": time.time() - begin}
+        train_sft(
+            model, self.tokenizer, self.rows["sft"], config, LENGTHS, output, SEED, self.training
+        )
+        return {
+            "loss": response_loss(model, self.held_out("chosen")),
+            "seconds": time.time() - begin,
+        }
 
     def rm(self, rate: float, sft_rate: float) -> dict:
         """One run of the reward model."""
-        model, begin = new_reward_model(share(self.base), self.folder / f"sft-{sft_rate}", SEED), time.time()
+        model, begin = (
+            new_reward_model(share(self.base), self.folder / f"sft-{sft_rate}", SEED),
+            time.time(),
+        )
         config = RewardModelConfig(rm_epochs=1, rm_batch_size=BATCH, rm_learning_rate=rate)
         output = self.folder / f"rm-{rate}"
-        train_reward_model(model, self.tokenizer, self.rows["rm"], config, LENGTHS, output, SEED, self.training)
+        train_reward_model(
+            model, self.tokenizer, self.rows["rm"], config, LENGTHS, output, SEED, self.training
+        )
         found = pair_loss(model, self.held_out("chosen"), self.held_out("rejected"))
         return found | {"seconds": time.time() - begin}
 
     def held_out(self, side: str) -> Rollout:
         """The held-out responses of one side."""
-        return from_texts(self.tokenizer, self.test["prompt"], self.test[side], LENGTHS.max_response_length)
+        return from_texts(
+            self.tokenizer, self.test["prompt"], self.test[side], LENGTHS.max_response_length
+        )
 
 
 @torch.no_grad()
@@ -87,7 +114,10 @@ def pair_loss(model, chosen: Rollout, rejected: Rollout) -> dict:
     """Bradley-Terry loss of a reward model, in nats a pair, and the share of pairs ranked right; a tie is half."""
     reward = ModelReward(ScalarHeadModel(model), PASS)
     margins = reward(chosen) - reward(rejected)
-    return {"loss": softplus(-margins).mean().item(), "accuracy": (torch.sign(margins) / 2 + 0.5).mean().item()}
+    return {
+        "loss": softplus(-margins).mean().item(),
+        "accuracy": (torch.sign(margins) / 2 + 0.5).mean().item(),
+    }
 
 
 def choose(cells: dict[str, dict], stage: str, rates: Sequence[float]) -> float:
@@ -106,7 +136,9 @@ def main() -> None:
     sft_rate = choose(cells.cells, "sft", SFT_RATES)
     for rate in RM_RATES:
         print("rm", rate, cells.measure(f"rm {rate}", grid.rm, rate, sft_rate), flush=True)
-    cells.finish(chosen={"sft": sft_rate, "rm": choose(cells.cells, "rm", RM_RATES)}, held_out=len(grid.test))
+    cells.finish(
+        chosen={"sft": sft_rate, "rm": choose(cells.cells, "rm", RM_RATES)}, held_out=len(grid.test)
+    )
 
 
 if __name__ == "__main__":

@@ -80,23 +80,55 @@ BRIEF = (1, 2)  # updates that warm up, and that are measured
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model and short responses, to try this script")
-    parser.add_argument("--rows", default="0-3,5,4,6-8", help="rows of the table above, in this order")
+    parser.add_argument(
+        "--tiny", action="store_true", help="a tiny model and short responses, to try this script"
+    )
+    parser.add_argument(
+        "--rows", default="0-3,5,4,6-8", help="rows of the table above, in this order"
+    )
     sizes = {"warmup": 2, "updates": 3, "batch": 64, "micro": 8, "prompt": 256, "response": 128}
     for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--checkpointing", action="store_true", help="recompute activations with all levers, too")
-    parser.add_argument("--profile", action="store_true", help="profile an update of every measurement")
-    parser.add_argument("--peak_tflops", type=float, default=0.0, help="the card's dense 16-bit TFLOP/s, if unknown")
-    parser.add_argument("--trl", default=str(HERE / "trl_ppo" / ".trl"), help="folder with TRL 1.12 alone (row 7)")
+    parser.add_argument(
+        "--checkpointing", action="store_true", help="recompute activations with all levers, too"
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="profile an update of every measurement"
+    )
+    parser.add_argument(
+        "--peak_tflops", type=float, default=0.0, help="the card's dense 16-bit TFLOP/s, if unknown"
+    )
+    parser.add_argument(
+        "--trl", default=str(HERE / "trl_ppo" / ".trl"), help="folder with TRL 1.12 alone (row 7)"
+    )
     parser.add_argument("--commit", default="", help="of the code, if this is no checkout")
-    parser.add_argument("--seconds", type=float, default=840.0, help="time limit; what does not fit is left for later")
-    parser.add_argument("--log", type=Path, default=ROOT / "build" / "gpu.jsonl", help="a line of JSON a measurement")
-    parser.add_argument("--out", type=Path, help="all as one JSON; default data/results/gpu/CARD_levers.json")
-    parser.add_argument("--child", type=float, help=argparse.SUPPRESS)  # the deadline of a process that measures
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=840.0,
+        help="time limit; what does not fit is left for later",
+    )
+    parser.add_argument(
+        "--log",
+        type=Path,
+        default=ROOT / "build" / "gpu.jsonl",
+        help="a line of JSON a measurement",
+    )
+    parser.add_argument(
+        "--out", type=Path, help="all as one JSON; default data/results/gpu/CARD_levers.json"
+    )
+    # the deadline of a process that measures
+    parser.add_argument("--child", type=float, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.tiny:
-        args.warmup, args.updates, args.batch, args.micro, args.prompt, args.response = 1, 1, 4, 2, 16, 8
+        args.warmup, args.updates, args.batch, args.micro, args.prompt, args.response = (
+            1,
+            1,
+            4,
+            2,
+            16,
+            8,
+        )
     return args
 
 
@@ -111,7 +143,9 @@ def card(bench: Bench) -> dict:
     """Return what this device is, and its best rates of a large copy and a large product."""
     cuda, width = bench.device.type == "cuda", 512 if bench.args.tiny else 8192
     a, b = (torch.randn(width, width, device=bench.device).bfloat16() for _ in range(2))
-    big = torch.empty(width * width * (16 if cuda else 1), dtype=torch.bfloat16, device=bench.device)
+    big = torch.empty(
+        width * width * (16 if cuda else 1), dtype=torch.bfloat16, device=bench.device
+    )
 
     def best(work: Callable) -> float:
         spent = []
@@ -121,13 +155,20 @@ def card(bench: Bench) -> dict:
             spent.append(bench.wait() - start)
         return min(spent)
 
-    found = {"environment": environment() | ({"git_commit": bench.args.commit} if bench.args.commit else {})}
+    found = {
+        "environment": environment()
+        | ({"git_commit": bench.args.commit} if bench.args.commit else {})
+    }
     found |= {"product_tflops": 2 * width**3 / best(lambda: a @ b) / 1e12}
     found |= {"copy_gb_per_second": 2 * big.nbytes / best(big.clone) / 1e9}
     if not cuda:
         return {"device": {"name": "CPU", "threads": torch.get_num_threads()}} | found
     properties = torch.cuda.get_device_properties(0)
-    device = {"name": properties.name, "gib": properties.total_memory / GIB, "cuda": torch.version.cuda}
+    device = {
+        "name": properties.name,
+        "gib": properties.total_memory / GIB,
+        "cuda": torch.version.cuda,
+    }
     return {"device": device | {"capability": f"{properties.major}.{properties.minor}"}} | found
 
 
@@ -141,7 +182,10 @@ def row_1(bench: Bench) -> None:
 def same_adapters(bench: Bench) -> dict:
     """Log-probabilities with 16-bit adapters against PEFT's, of adapters that change something."""
     trainer = bench.trainer("lora")
-    model, ids = trainer.models.policy, encode_prompts(bench.tokenizer, trainer.prompts[: bench.args.micro])
+    model, ids = (
+        trainer.models.policy,
+        encode_prompts(bench.tokenizer, trainer.prompts[: bench.args.micro]),
+    )
     width = min(map(len, ids))
     tokens = torch.tensor([row[:width] for row in ids], device=bench.device)
     outer = [p for name, p in model.named_parameters() if "lora_B" in name and p.requires_grad]
@@ -171,7 +215,10 @@ def same_tokens(bench: Bench) -> dict:
         theirs = generate(*given).response_ids
     check(ours.shape == theirs.shape, f"shapes {tuple(ours.shape)} and {tuple(theirs.shape)}")
     first = (ours != theirs).int().argmax(1)[(ours != theirs).any(1)]
-    return {"equal": (ours == theirs).all(1).float().mean().item(), "first_differences": sorted(first.tolist())[:8]}
+    return {
+        "equal": (ours == theirs).all(1).float().mean().item(),
+        "first_differences": sorted(first.tolist())[:8],
+    }
 
 
 def check(holds: bool, otherwise: str) -> None:
@@ -183,10 +230,15 @@ def on_card(bench: Bench) -> dict:
     """Run the tests of kernels, autocast and checkpointing, which take the card if there is one."""
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     words += ["tests/test_on_card.py", "-k", "not gpu"]  # not this script
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    }
     done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
     lines = done.stdout.strip().splitlines() or [done.stderr[-300:]]
-    check(done.returncode == 0, f"{lines[-1]} {[x for x in lines if x.startswith(('FAILED', 'ERROR'))]}")
+    check(
+        done.returncode == 0,
+        f"{lines[-1]} {[x for x in lines if x.startswith(('FAILED', 'ERROR'))]}",
+    )
     return {"summary": lines[-1]}
 
 
@@ -241,7 +293,9 @@ def t4(bench: Bench) -> dict:
     """Updates with the preset's model, lengths and rows in a T4's memory; the batch is one of generation."""
     if importlib.util.find_spec("bitsandbytes") is None:
         return {"left_out": "bitsandbytes is not installed: pip install -e '.[gpu]'"}
-    text = (ROOT / "marlhf_lite" / "config" / "presets" / "lora-t4-16gb.yaml").read_text(encoding="utf-8")
+    text = (ROOT / "marlhf_lite" / "config" / "presets" / "lora-t4-16gb.yaml").read_text(
+        encoding="utf-8"
+    )
     preset, cuda = yaml.safe_load(text), bench.device.type == "cuda"
     names = {"max_response_length", "generation_batch_size"}
     sizes = {name: preset[name] for name in names} | {"prompt": preset["max_prompt_length"]}
@@ -262,7 +316,10 @@ def t4(bench: Bench) -> dict:
         torch.cuda.set_per_process_memory_fraction(1.0)
     bench.unload()
     check(found["finite"], "a loss or a gradient is not finite")
-    return found | {"limit_gib": T4_GIB if cuda else None, "estimated_peak_gib": estimate.peak / GIB}
+    return found | {
+        "limit_gib": T4_GIB if cuda else None,
+        "estimated_peak_gib": estimate.peak / GIB,
+    }
 
 
 def row_7(bench: Bench) -> None:
@@ -273,18 +330,30 @@ def theirs(bench: Bench) -> dict:
     """TRL's updates by benchmarks/trl_ppo/theirs.py, of the same model and sizes, in a process of its own."""
     args = bench.args
     if not Path(args.trl, "trl").is_dir():
-        return {"left_out": f"no trl in {args.trl}: pip install --no-deps --target {args.trl} trl==1.12.0"}
+        return {
+            "left_out": f"no trl in {args.trl}: pip install --no-deps --target {args.trl} trl==1.12.0"
+        }
     bench.unload()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prompts = make_prompts(bench.tokenizer, args.batch, args.prompt)
         (folder / "prompts.json").write_text(json.dumps(prompts), encoding="utf-8")
-        given = {"model": save_base(folder / "model", args.tiny, torch.bfloat16), "prompts": folder / "prompts.json"}
+        given = {
+            "model": save_base(folder / "model", args.tiny, torch.bfloat16),
+            "prompts": folder / "prompts.json",
+        }
         given |= {"out": folder / "found.json", "batch": args.batch, "micro_batch": args.micro}
-        given |= {"response": args.response, "updates": args.updates + 1, "device": args.device, "dtype": "bfloat16"}
+        given |= {
+            "response": args.response,
+            "updates": args.updates + 1,
+            "device": args.device,
+            "dtype": "bfloat16",
+        }
         bench.unload()
         words = [str(word) for name, value in given.items() for word in (f"--{name}", value)]
-        env = os.environ | {"PYTHONPATH": os.pathsep.join([args.trl, os.environ.get("PYTHONPATH", "")])}
+        env = os.environ | {
+            "PYTHONPATH": os.pathsep.join([args.trl, os.environ.get("PYTHONPATH", "")])
+        }
         env |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1"}
         words = [sys.executable, str(HERE / "trl_ppo" / "theirs.py"), *words]
         done = subprocess.run(words, env=env, capture_output=True, text=True)
@@ -344,7 +413,11 @@ def join(args: argparse.Namespace) -> int:
     device = found.get("0 card", {}).get("device", {"name": "unknown"})
     name = re.sub(r"\W+", "_", device["name"]).strip("_").lower()
     out = args.out or ROOT / "data" / "results" / "gpu" / f"{name}_levers.json"
-    shown = {k: v for k, v in vars(args).items() if k not in ("out", "log", "child", "trl", "commit", "seconds")}
+    shown = {
+        k: v
+        for k, v in vars(args).items()
+        if k not in ("out", "log", "child", "trl", "commit", "seconds")
+    }
     out.parent.mkdir(parents=True, exist_ok=True)
     write_json(out, {"arguments": shown, "measured": found})
     print(summary(found))
@@ -357,13 +430,18 @@ def summary(found: dict[str, dict]) -> str:
     lines = []
     for name, line in found.items():
         if phases := line.get("seconds_by_phase"):
-            spent = [line["seconds_per_update"], *(phases[x] for x in ("generation", "scoring", "training"))]
+            spent = [
+                line["seconds_per_update"],
+                *(phases[x] for x in ("generation", "scoring", "training")),
+            ]
             mfu = f"{line['mfu']:.1%}" if line["mfu"] else "-"
             lines.append([name, *(f"{x:.2f}" for x in spent), mfu, f"{line['peak_gib']:.1f}"])
         else:
             text = line.get("error") or line.get("left_out") or ""
             seconds = line.get("seconds_per_update", line.get("seconds"))
-            lines.append([name, text[:80], "" if seconds is None else f"{seconds:.2f}", "", "", "", ""])
+            lines.append(
+                [name, text[:80], "" if seconds is None else f"{seconds:.2f}", "", "", "", ""]
+            )
     return markdown(heads, lines)
 
 
@@ -383,12 +461,17 @@ def main(argv: list[str] | None = None) -> int:
     words = [sys.executable, __file__, *given]
     while status not in (0, 2) and time.time() < deadline:
         before = len(read_log(args.log))
-        status = subprocess.run(["timeout", "--kill-after=10", str(deadline - time.time() + 30), *words]).returncode
+        status = subprocess.run(
+            ["timeout", "--kill-after=10", str(deadline - time.time() + 30), *words]
+        ).returncode
         lines = read_log(args.log)
         if len(lines) == before:
             break  # it does not even start
         if "begun" in lines[-1]:  # it was killed, and could not write why
-            write_line(args.log, {"name": lines[-1]["name"], "error": f"the process ended with status {status}"})
+            write_line(
+                args.log,
+                {"name": lines[-1]["name"], "error": f"the process ended with status {status}"},
+            )
     return int(join(args) > 0 or status != 0)
 
 

@@ -42,7 +42,8 @@ from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Sampling, generate
 
 GIB = 2**30
-TFLOPS = {"H200": 989, "H100": 989, "A100": 312, "A10": 125, "L40": 181, "L4": 121, "T4": 65}  # dense, 16 bits
+# dense, 16 bits
+TFLOPS = {"H200": 989, "H100": 989, "A100": 312, "A10": 125, "L40": 181, "L4": 121, "T4": 65}
 TINY = {
     "vocab_size": 512,
     "hidden_size": 64,
@@ -57,7 +58,9 @@ TINY = {
 # -- arithmetic -------------------------------------------------------------------------------------------------------
 
 
-def training_flops(layers: int, head: int, tokens: float, response_tokens: float, way: str) -> float:
+def training_flops(
+    layers: int, head: int, tokens: float, response_tokens: float, way: str
+) -> float:
     """Return the operations that scoring and training of an update need; see the top of this file.
 
     `layers` and `head` are weights, `tokens` all real tokens of the batch. Reference, reward model, policy and critic
@@ -67,11 +70,14 @@ def training_flops(layers: int, head: int, tokens: float, response_tokens: float
     return 2 * layers * tokens * (4 + 2 * backward) + 2 * head * response_tokens * (2 + backward)
 
 
-def generation_bytes(model, config, prompt_tokens: float, response_tokens: float, rows: int) -> float:
+def generation_bytes(
+    model, config, prompt_tokens: float, response_tokens: float, rows: int
+) -> float:
     """Return the least bytes that sampling reads: at each token all weights, and keys and values of all rows so far."""
     steps = response_tokens / rows
     weights = sum(p.nbytes for p in model.parameters())
-    width = config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * 2  # 16 bits
+    # 16 bits
+    width = config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * 2
     return steps * (weights + (prompt_tokens + response_tokens / 2) * width)
 
 
@@ -94,7 +100,9 @@ def build(options: ModelConfig, folder: Path) -> PPOModels:
     base = load_base(options)
     new_policy(base, options).save_pretrained(folder / "sft")
     new_reward_model(base, folder / "sft").save_pretrained(folder / "rm")
-    return build_models(base, folder / "sft", folder / "rm", gradient_checkpointing=options.gradient_checkpointing)
+    return build_models(
+        base, folder / "sft", folder / "rm", gradient_checkpointing=options.gradient_checkpointing
+    )
 
 
 def make_prompts(tokenizer, count: int, tokens: int) -> list[str]:
@@ -203,7 +211,9 @@ class Bench:
         self.tokenizer = load_tokenizer(EMBEDDED_MODEL)
         self.loaded: tuple[tuple, PPOTrainer | None] = (), None
 
-    def measure(self, name: str, work: Callable[..., dict], *given, ends_process: bool = False, **more) -> None:
+    def measure(
+        self, name: str, work: Callable[..., dict], *given, ends_process: bool = False, **more
+    ) -> None:
         """Write what `work` returns as a line of the log, if none is there yet.
 
         An error is written, too, and ends this process: a card may be of no use after it. So do measurements that
@@ -219,7 +229,9 @@ class Bench:
             found = work(self, *given, **more)
         except Exception as error:
             traceback.print_exc()
-            write_line(self.args.log, {"name": name, "error": f"{type(error).__name__}: {error}"[:1000]})
+            write_line(
+                self.args.log, {"name": name, "error": f"{type(error).__name__}: {error}"[:1000]}
+            )
             raise SystemExit(1) from error
         write_line(self.args.log, {"name": name, **found, "measured_in": time.monotonic() - start})
         self.done.add(name)
@@ -227,7 +239,12 @@ class Bench:
             raise SystemExit(GO_ON)
 
     def trainer(
-        self, way: str, dtype: str = "bfloat16", four_bits: bool = False, fused: bool = False, **sizes
+        self,
+        way: str,
+        dtype: str = "bfloat16",
+        four_bits: bool = False,
+        fused: bool = False,
+        **sizes,
     ) -> PPOTrainer:
         """Return a trainer with all levers on, the loaded one if it is the same."""
         key = (way, dtype, four_bits, fused, *sizes.items())
@@ -235,10 +252,15 @@ class Bench:
             return self.loaded[1]
         self.unload()
         args = self.args
-        sizes = {"batch_size": args.batch, "max_response_length": args.response, "prompt": args.prompt} | sizes
+        sizes = {
+            "batch_size": args.batch,
+            "max_response_length": args.response,
+            "prompt": args.prompt,
+        } | sizes
         prompts = make_prompts(self.tokenizer, sizes["batch_size"], sizes.pop("prompt"))
         rates = {"policy_learning_rate": 1e-5, "critic_learning_rate": 1e-5}
-        rows = args.micro * (2 if way == "lora" else 1)  # full fine-tuning has no room for more without checkpointing
+        # full fine-tuning has no room for more without checkpointing
+        rows = args.micro * (2 if way == "lora" else 1)
         ppo = PPOTrainerConfig(n="5", updates=1000, micro_batch_size=rows, **sizes, **rates)
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
@@ -310,15 +332,25 @@ def updates(
         shown = profile_update(bench, trainer) if profiled or args.profile else {}
         memory = bench.peak_gib()
     used = metrics[-count:]
-    mean = {name: sum(row[name] for row in used) / len(used) for name in used[0] if is_number(used[0][name])}
+    mean = {
+        name: sum(row[name] for row in used) / len(used)
+        for name in used[0]
+        if is_number(used[0][name])
+    }
     return {
         "way": way,
         "rows_a_pass": rows_a_pass,
         "checkpointing": recomputes,
         "seconds_per_update": mean["seconds"],
         "seconds_by_phase": {k[8:]: mean[k] for k in mean if k.startswith("seconds_")},
-        "last_update": {name: used[-1][name] for name in ("value_loss", "policy_grad_norm", "kl_k1")},
-        "finite": all(math.isfinite(row[name]) for row in metrics for name in ("value_loss", "policy_grad_norm")),
+        "last_update": {
+            name: used[-1][name] for name in ("value_loss", "policy_grad_norm", "kl_k1")
+        },
+        "finite": all(
+            math.isfinite(row[name])
+            for row in metrics
+            for name in ("value_loss", "policy_grad_norm")
+        ),
         "skipped_steps": sum(row["skipped_steps"] for row in metrics),
         "peak_gib": memory,
         **rates(bench, trainer, way, mean),
@@ -342,7 +374,9 @@ def rates(bench: Bench, trainer: PPOTrainer, way: str, mean: dict) -> dict:
     moved = generation_bytes(policy, config, prompt_tokens, mean["tokens"], len(prompts))
     spent = mean["seconds_scoring"] + mean["seconds_training"]
     card = torch.cuda.get_device_name() if bench.device.type == "cuda" else ""
-    peak = bench.args.peak_tflops or next((value for name, value in TFLOPS.items() if name in card), 0)
+    peak = bench.args.peak_tflops or next(
+        (value for name, value in TFLOPS.items() if name in card), 0
+    )
     return {
         "tflop": work / 1e12,
         "mfu": work / spent / (peak * 1e12) if peak else None,
@@ -361,10 +395,20 @@ def profile_update(bench: Bench, trainer: PPOTrainer) -> dict:
     name = "self_device_time_total" if cuda else "self_cpu_time_total"
     found = sorted(recorded.key_averages(), key=lambda event: -getattr(event, name))
     busy = sum(getattr(event, name) for event in found) / 1e6
-    top = [{"kernel": e.key[:160], "calls": e.count, "seconds": getattr(e, name) / 1e6} for e in found[:25]]
+    top = [
+        {"kernel": e.key[:160], "calls": e.count, "seconds": getattr(e, name) / 1e6}
+        for e in found[:25]
+    ]
     phases = {key[8:]: value for key, value in row.items() if key.startswith("seconds_")}
     kernels = sum(event.count for event in found)
-    return {"profile": {"busy": busy / spent, "kernels": kernels, "seconds_by_phase": phases, "top": top}}
+    return {
+        "profile": {
+            "busy": busy / spent,
+            "kernels": kernels,
+            "seconds_by_phase": phases,
+            "top": top,
+        }
+    }
 
 
 @dataclass(frozen=True)
@@ -402,10 +446,16 @@ def generation(bench: Bench, kind: type[Sampling], rows: int, graph: bool) -> di
 
 
 def read_log(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    return (
+        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        if path.exists()
+        else []
+    )
 
 
 def write_line(path: Path, found: dict) -> None:
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(found) + "\n")
-    print(json.dumps({name: value for name, value in found.items() if name != "profile"}), flush=True)
+    print(
+        json.dumps({name: value for name, value in found.items() if name != "profile"}), flush=True
+    )

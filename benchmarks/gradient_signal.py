@@ -51,7 +51,13 @@ from cells import Cells, arguments
 
 from marlhf_lab.corpora.sentiment import first_valence, last_valence
 from marlhf_lab.credit.credit import token_values
-from marlhf_lab.credit.gradient_signal import projection, ratio_of_signals, signal_to_noise, slopes, token_advantages
+from marlhf_lab.credit.gradient_signal import (
+    projection,
+    ratio_of_signals,
+    signal_to_noise,
+    slopes,
+    token_advantages,
+)
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.actor_critic import trainable
 from marlhf_lite.models.adapters import resolve_adapter_dir
@@ -60,13 +66,25 @@ from marlhf_lite.tasks.chats import chat_writer, expect_chats
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.training.critic_metrics import critic_metrics, critic_numbers
 from marlhf_lite.training.metrics import moments
-from marlhf_lite.training.rollout import Rollout, Sampling, concatenate, generate, generate_in_batches, prompt_stream
+from marlhf_lite.training.rollout import (
+    Rollout,
+    Sampling,
+    concatenate,
+    generate,
+    generate_in_batches,
+    prompt_stream,
+)
 
 DATA = Path(__file__).parents[1] / "data" / "sentiment"
 SEED, SIZE, BATCHES, UPDATES, RATE = 850_000, 16, 64, 16, 3e-3
 SAMPLING = Sampling(64, temperature=0.8, top_k=50, min_new_tokens=64)
 LAM = 0.95
-ESTIMATORS = {"PPO": (1, LAM), "MA-PPO": (5, LAM), "PPO lam^(1/5)": (1, LAM**0.2), "PPO lam=1": (1, 1.0)}
+ESTIMATORS = {
+    "PPO": (1, LAM),
+    "MA-PPO": (5, LAM),
+    "PPO lam^(1/5)": (1, LAM**0.2),
+    "PPO lam=1": (1, 1.0),
+}
 HEADS = ("zero", "normal")
 AFTERWARDS = {  # estimators of `--afterwards`
     "PPO": (1, LAM),
@@ -74,7 +92,8 @@ AFTERWARDS = {  # estimators of `--afterwards`
     "MA-PPO, first value": (5, LAM, "start"),
     "PPO lam^(1/5)": (1, LAM**0.2),
 }
-STEP = 0.02  # along a unit vector of the adapter's weights: log-probabilities change by some hundredths
+# along a unit vector of the adapter's weights: log-probabilities change by some hundredths
+STEP = 0.02
 PAID = {"first": first_valence, "last": last_valence}  # which 12 words
 CHECKED = 2  # batches of each half whose gradient is also taken directly
 
@@ -83,8 +102,16 @@ class Signal:
     """The measurement, a file for each of its parts."""
 
     def __init__(self, args):
-        self.folder, self.batches, self.size, self.reward = args.folder, args.batches, args.size, PAID[args.paid]
-        self.tokenizer, self.base = load_tokenizer(args.model), load_base(ModelConfig(model=args.model))
+        self.folder, self.batches, self.size, self.reward = (
+            args.folder,
+            args.batches,
+            args.size,
+            PAID[args.paid],
+        )
+        self.tokenizer, self.base = (
+            load_tokenizer(args.model),
+            load_base(ModelConfig(model=args.model)),
+        )
         expect_chats(self.tokenizer)
         task = load_task(str(DATA), chat=chat_writer(self.tokenizer, "auto"))
         wanted = self.batches * self.size
@@ -124,7 +151,9 @@ class Signal:
         def make():
             torch.manual_seed(SEED + batch)
             prompts = self.prompts[batch * self.size : (batch + 1) * self.size]
-            rollout = generate_in_batches(generate, 0, self.policy.model, self.tokenizer, prompts, SAMPLING)[0]
+            rollout = generate_in_batches(
+                generate, 0, self.policy.model, self.tokenizer, prompts, SAMPLING
+            )[0]
             scores = torch.tensor(self.reward(rollout.prompts, rollout.responses))
             return vars(rollout) | {"scores": scores}
 
@@ -143,13 +172,17 @@ class Signal:
             part = rollout.select(some).trim()
             weights = advantages[some][:, : part.mask.shape[1]]
             loss = (self.logprobs(part) * weights)[part.mask].sum() / rollout.mask.sum()
-            total = total + torch.cat([g.flatten() for g in torch.autograd.grad(loss, self.parameters)])
+            total = total + torch.cat(
+                [g.flatten() for g in torch.autograd.grad(loss, self.parameters)]
+            )
         return total
 
     def reference(self, batch: int, baseline: float) -> torch.Tensor:
         def make():
             rollout = self.answers(batch)
-            return self.gradient(rollout, (rollout.scores - baseline)[:, None].expand(rollout.mask.shape))
+            return self.gradient(
+                rollout, (rollout.scores - baseline)[:, None].expand(rollout.mask.shape)
+            )
 
         return self.kept(f"reference-{batch:02}", make)
 
@@ -175,17 +208,26 @@ class Signal:
         parameters = trainable(critic)
 
         def make():
-            optimizer, others = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.0), self.of_half(1 - which)
+            optimizer, others = (
+                torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.0),
+                self.of_half(1 - which),
+            )
             for update, rollout in enumerate(others[:UPDATES]):
                 optimizer.param_groups[0]["lr"] = RATE * min(1, (update + 1) / 5)
                 for some in torch.arange(len(rollout)).split(8):
                     part = rollout.select(some).trim()
-                    errors = part.before_tokens(critic(part.tokens, part.attention_mask)) - part.scores[:, None]
+                    errors = (
+                        part.before_tokens(critic(part.tokens, part.attention_mask))
+                        - part.scores[:, None]
+                    )
                     (0.5 * errors[part.mask].square().sum() / rollout.mask.sum()).backward()
                 torch.nn.utils.clip_grad_norm_(parameters, 1.0)
                 optimizer.step()
                 optimizer.zero_grad()
-                print(f"{time.strftime('%H:%M:%S')} critic {head} {which}: update {update + 1}", flush=True)
+                print(
+                    f"{time.strftime('%H:%M:%S')} critic {head} {which}: update {update + 1}",
+                    flush=True,
+                )
             return [p.detach().clone() for p in parameters]
 
         weights = self.kept(f"critic-{head}-{which}", make)
@@ -195,7 +237,9 @@ class Signal:
         return critic
 
     def values(self, name: str, batch: int, critic) -> torch.Tensor:
-        return self.kept(f"values-{name}-{batch:02}", lambda: token_values(critic, self.answers(batch)))
+        return self.kept(
+            f"values-{name}-{batch:02}", lambda: token_values(critic, self.answers(batch))
+        )
 
     # -- the halves ---------------------------------------------------------------------------------------------------
 
@@ -234,7 +278,9 @@ class Signal:
         found = {"zero, start": [torch.zeros(rollout.mask.shape) for rollout in rollouts]}
         found["constant"] = [torch.full(rollout.mask.shape, mean) for rollout in rollouts]
         for name in ("zero-trained", "normal-start", "normal-trained"):
-            found[name.replace("-", ", ")] = [self.waited(f"values-{name}-{batch:02}") for batch in self.half(which)]
+            found[name.replace("-", ", ")] = [
+                self.waited(f"values-{name}-{batch:02}") for batch in self.half(which)
+            ]
         return found
 
     def projections(self, estimators=ESTIMATORS) -> dict[str, dict[str, list[float]]]:
@@ -243,10 +289,14 @@ class Signal:
         for which in (0, 1):
             for critic, values in self.critics(which).items():
                 rows = found.setdefault(critic, {name: [] for name in estimators})
-                for batch, rollout, value in zip(self.half(which), self.of_half(which), values, strict=True):
+                for batch, rollout, value in zip(
+                    self.half(which), self.of_half(which), values, strict=True
+                ):
                     slope = self.waited(f"slopes-{batch:02}")
                     for name, how in estimators.items():
-                        rows[name].append(projection(token_advantages(rollout, value, *how), slope, rollout.mask))
+                        rows[name].append(
+                            projection(token_advantages(rollout, value, *how), slope, rollout.mask)
+                        )
         return found
 
     def critic_rows(self) -> dict[str, dict[str, float]]:
@@ -258,7 +308,10 @@ class Signal:
         return {
             name: critic_metrics(
                 moments(
-                    critic_numbers(torch.cat(halves[0][name] + halves[1][name]), scores, rollout.mask), Accelerator()
+                    critic_numbers(
+                        torch.cat(halves[0][name] + halves[1][name]), scores, rollout.mask
+                    ),
+                    Accelerator(),
                 )
             )
             for name in halves[0]
@@ -268,7 +321,11 @@ class Signal:
         """Critic -> the correlation of its value before each token with the final score, over all answers."""
         halves = [self.critics(which) for which in (0, 1)]
         scores = torch.cat([rollout.scores for which in (0, 1) for rollout in self.of_half(which)])
-        values = {name: torch.cat(halves[0][name] + halves[1][name]) for name in halves[0] if name != "constant"}
+        values = {
+            name: torch.cat(halves[0][name] + halves[1][name])
+            for name in halves[0]
+            if name != "constant"
+        }
         return {
             name: [float(torch.corrcoef(torch.stack([column, scores]))[0, 1]) for column in rows.T]
             for name, rows in values.items()
@@ -279,26 +336,38 @@ class Signal:
         """The projection of each batch for an advantage of 1 for every token."""
         slope = [self.waited(f"slopes-{batch:02}") for batch in range(self.batches)]
         masks = [rollout.mask for which in (0, 1) for rollout in self.of_half(which)]
-        return [projection(torch.ones(mask.shape), part, mask) for part, mask in zip(slope, masks, strict=True)]
+        return [
+            projection(torch.ones(mask.shape), part, mask)
+            for part, mask in zip(slope, masks, strict=True)
+        ]
 
 
 def summarise(projections: dict) -> dict:
     """Signal-to-noise of each estimator with each critic, and their ratios over PPO."""
     found = {}
     for critic, rows in projections.items():
-        ratios = {name: ratio_of_signals(rows, name, "PPO")._asdict() for name in rows if name != "PPO"}
-        found[critic] = {"signal_to_noise": {name: signal_to_noise(x) for name, x in rows.items()}, "over_PPO": ratios}
+        ratios = {
+            name: ratio_of_signals(rows, name, "PPO")._asdict() for name in rows if name != "PPO"
+        }
+        found[critic] = {
+            "signal_to_noise": {name: signal_to_noise(x) for name, x in rows.items()},
+            "over_PPO": ratios,
+        }
     return found
 
 
 def main() -> None:
     parser = arguments(__doc__, "gradient_signal")
     parser.add_argument("--sft", required=True, help="folder that `marlhf sft` wrote")
-    parser.add_argument("--half", type=int, choices=(0, 1), help="measure one half alone, and write no record")
+    parser.add_argument(
+        "--half", type=int, choices=(0, 1), help="measure one half alone, and write no record"
+    )
     parser.add_argument("--batches", type=int, default=BATCHES)
     parser.add_argument("--size", type=int, default=SIZE, help="answers of a batch")
     parser.add_argument("--paid", choices=PAID, default="first", help="the 12 words that are paid")
-    parser.add_argument("--afterwards", action="store_true", help="from the parts: the reason of what was found")
+    parser.add_argument(
+        "--afterwards", action="store_true", help="from the parts: the reason of what was found"
+    )
     args = parser.parse_args()
     signal = Signal(args)
     if args.afterwards:
@@ -306,7 +375,9 @@ def main() -> None:
         projections = cells.measure("projections", signal.projections, AFTERWARDS)
         cells.measure("correlations", signal.correlations)
         ones = cells.measure("ones", signal.ones)
-        cells.finish(primary="zero, trained", found=summarise(projections), ones=signal_to_noise(ones))
+        cells.finish(
+            primary="zero, trained", found=summarise(projections), ones=signal_to_noise(ones)
+        )
         return
     if args.half is not None:
         signal.run_half(args.half)
@@ -321,12 +392,22 @@ def main() -> None:
         signal.run_half(which)
     projections = cells.measure("projections", signal.projections)
     critics = cells.measure("critics", signal.critic_rows)
-    checks = [signal.waited(f"check-{batch:02}") for which in (0, 1) for batch in list(signal.half(which))[:CHECKED]]
+    checks = [
+        signal.waited(f"check-{batch:02}")
+        for which in (0, 1)
+        for batch in list(signal.half(which))[:CHECKED]
+    ]
     scores = torch.cat([rollout.scores for which in (0, 1) for rollout in signal.of_half(which)])
     rewards = {"mean": float(scores.mean()), "deviation": float(scores.std())}
-    cells.finish(primary="zero, trained", found=summarise(projections), rewards=rewards, checks=checks)
+    cells.finish(
+        primary="zero, trained", found=summarise(projections), rewards=rewards, checks=checks
+    )
     for critic, row in summarise(projections).items():
-        print(f"{critic:<16}", {name: round(x, 3) for name, x in row["signal_to_noise"].items()}, row["over_PPO"])
+        print(
+            f"{critic:<16}",
+            {name: round(x, 3) for name, x in row["signal_to_noise"].items()},
+            row["over_PPO"],
+        )
         print(f"{'':<16}", critics[critic])
 
 

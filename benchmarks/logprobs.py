@@ -17,7 +17,8 @@ import resource
 import sys
 import time
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch starts threads, which would not survive a fork
+# before torch starts threads, which would not survive a fork
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 import trl.trainer.utils  # noqa: F401 - the tiles' backward pass imports it, and modules are no part of its peak
@@ -26,15 +27,22 @@ from tqdm import tqdm
 
 from marlhf_lite.models.logprobs import from_hidden, from_logits
 
-WAYS = {"plain": lambda hidden, head, targets: from_logits(head(hidden), targets, 1.0), "chunked": from_hidden}
+WAYS = {
+    "plain": lambda hidden, head, targets: from_logits(head(hidden), targets, 1.0),
+    "chunked": from_hidden,
+}
 
 
 def peak() -> float:
     """Of this process, in MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+        2**20 if sys.platform == "darwin" else 2**10
+    )
 
 
-def make_inputs(args: argparse.Namespace, vocabulary: int, length: int) -> tuple[Tensor, nn.Linear, Tensor]:
+def make_inputs(
+    args: argparse.Namespace, vocabulary: int, length: int
+) -> tuple[Tensor, nn.Linear, Tensor]:
     """Hidden states [B, T, H] with gradient, a frozen head whose logits have spread 1, and targets [B, T]."""
     torch.manual_seed(args.seed)
     dtype = getattr(torch, args.dtype)
@@ -64,12 +72,16 @@ def run(args: argparse.Namespace) -> list[dict]:
     sizes = list(itertools.product(args.vocabularies, args.lengths))
     cases = [(args, way, *size) for size in sizes for way in WAYS]
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
-        results = list(tqdm(pool.imap(measure, cases), total=len(cases), desc="cases", disable=None))
+        results = list(
+            tqdm(pool.imap(measure, cases), total=len(cases), desc="cases", disable=None)
+        )
     rows = []
     for (vocabulary, length), plain, chunked in zip(sizes, results[::2], results[1::2]):
         close = 1e-4 if args.dtype == "float32" else 2e-2
         torch.testing.assert_close(chunked.pop("sums"), plain.pop("sums"), rtol=close, atol=close)
-        rows.append({"vocabulary": vocabulary, "length": length, "plain": plain, "chunked": chunked})
+        rows.append(
+            {"vocabulary": vocabulary, "length": length, "plain": plain, "chunked": chunked}
+        )
     return rows
 
 
@@ -91,7 +103,9 @@ def main() -> None:
     """Measure every case, then print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--vocabularies", type=int, nargs="+", default=[2**11, 2**14, 2**16, 2**18])
-    parser.add_argument("--lengths", type=int, nargs="+", default=[32, 128, 512], help="response tokens")
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", default=[32, 128, 512], help="response tokens"
+    )
     parser.add_argument("--batch", type=int, default=1, help="responses")
     parser.add_argument("--hidden", type=int, default=256, help="width of the hidden states")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")

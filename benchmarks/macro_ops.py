@@ -16,7 +16,15 @@ import time
 import torch
 from torch import Tensor
 
-from marlhf_lite.macro import FixedNGram, gae, kl_rewards, macro_rewards, macro_values, policy_loss, value_loss
+from marlhf_lite.macro import (
+    FixedNGram,
+    gae,
+    kl_rewards,
+    macro_rewards,
+    macro_values,
+    policy_loss,
+    value_loss,
+)
 
 BETA, LAM, CLIP = 0.05, 0.95, 0.2
 STAGES = ("segmentation", "values", "rewards", "gae", "policy_loss", "value_loss", "backward")
@@ -180,7 +188,10 @@ def main() -> None:
     for stage in (*STAGES, "total"):
         print(f"{stage:14}{fast[stage]:10.3f}{slow[stage]:12.2f}{slow[stage] / fast[stage]:9.0f}")
     record = {**vars(args), "torch": torch.__version__, "library_ms": round(fast["total"], 3)}
-    record |= {"loops_ms": round(slow["total"], 2), "speedup": round(slow["total"] / fast["total"], 1)}
+    record |= {
+        "loops_ms": round(slow["total"], 2),
+        "speedup": round(slow["total"] / fast["total"], 1),
+    }
     print(json.dumps(record))
 
 

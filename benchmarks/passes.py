@@ -24,9 +24,13 @@ def count_passes(args: argparse.Namespace, folder: Path, case: str) -> dict[str,
         sampling.clear()
         return rollout
 
-    trainer, prompts = shaped_trainer(args, folder, "2M", 5, options(args, **CASES[case]), sampler=sample)
+    trainer, prompts = shaped_trainer(
+        args, folder, "2M", 5, options(args, **CASES[case]), sampler=sample
+    )
     for role in ROLES:
-        count_rows(unwrap_peft(getattr(trainer.models, role).model).model.norm, role, counts, sampling)
+        count_rows(
+            unwrap_peft(getattr(trainer.models, role).model).model.norm, role, counts, sampling
+        )
     trainer.update(prompts)
     return {key: rows / args.batch for key, rows in counts.items()}
 
@@ -47,7 +51,8 @@ def count_rows(module, role: str, counts: Counter, sampling: list) -> None:
 def passes_table(found: dict[str, dict[str, float]]) -> str:
     kinds = ("forward", "backward")
     rows = [
-        [case] + [" + ".join(f"{counts.get(f'{role} {kind}', 0):g}" for kind in kinds) for role in ROLES]
+        [case]
+        + [" + ".join(f"{counts.get(f'{role} {kind}', 0):g}" for kind in kinds) for role in ROLES]
         for case, counts in found.items()
     ]
     return markdown(["forward + backward", *ROLES], rows)

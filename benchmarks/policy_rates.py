@@ -40,13 +40,19 @@ def one_rate(model: str, folder: Path, rate: float) -> dict:
         raise SystemExit(1)
     rows = RunFolder.open(place / "ppo").metrics()
     names = {"reward": "score_mean", "kl": "kl_k1", "tokens": "response_length"}
-    found = {name: float(np.mean([row[key] for row in rows[-LAST:]])) for name, key in names.items()}
+    found = {
+        name: float(np.mean([row[key] for row in rows[-LAST:]])) for name, key in names.items()
+    }
     return found | {"rewards": [row["score_mean"] for row in rows]}
 
 
 def choose(cells: dict[str, dict]) -> float | None:
     """The smallest rate that is near the best of those with little KL; None where nothing was learned."""
-    means = {rate: cells[f"ppo {rate}"]["reward"] for rate in RATES if cells[f"ppo {rate}"]["kl"] < MOST_KL}
+    means = {
+        rate: cells[f"ppo {rate}"]["reward"]
+        for rate in RATES
+        if cells[f"ppo {rate}"]["kl"] < MOST_KL
+    }
     if not means or max(means.values()) <= LEARNED:
         return None
     return min(rate for rate, mean in means.items() if mean >= max(means.values()) - NEAR)
@@ -59,7 +65,12 @@ def main() -> None:
     if marlhf(f"sft --model {args.model} {SHARED} --output_dir {args.folder / 'sft'}".split()):
         raise SystemExit(1)
     for rate in RATES:
-        print("ppo", rate, cells.measure(f"ppo {rate}", one_rate, args.model, args.folder, rate), flush=True)
+        print(
+            "ppo",
+            rate,
+            cells.measure(f"ppo {rate}", one_rate, args.model, args.folder, rate),
+            flush=True,
+        )
     cells.finish(chosen=choose(cells.cells))
 
 

@@ -26,12 +26,18 @@ def made(count: int) -> tuple[list[str], list[list[Test]]]:
     """Programs and their tests."""
     programs = [KINDS[i % len(KINDS)].format(i=i) for i in range(count)]
     inputs = ([1, 5, 7], [], [4], [9, 9, 2, 0], [3, 6])
-    return programs, [[Test([xs], [x + i for x in xs if x > 3], "f") for xs in inputs] for i in range(count)]
+    return programs, [
+        [Test([xs], [x + i for x in xs if x > 3], "f") for xs in inputs] for i in range(count)
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--programs", type=int, default=2000, help="for monty; bubblewrap runs a tenth")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--programs", type=int, default=2000, help="for monty; bubblewrap runs a tenth"
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     args = parser.parse_args()
     results = {"workers": args.workers}

@@ -38,7 +38,9 @@ def one_round(trainer: PPOTrainer, prompts: list[str]) -> dict:
         trainer.micro_batch_size = trainer.reward.micro_batch_size = size
         scored, seconds[f"scoring {size}"] = timed(trainer.score, rollout)
         batch = trainer.objective.batch(scored, trainer.segment(scored))
-        _, seconds[f"training {size}"] = timed(trainer.forward_backward, batch, trainer.loss_normalizers(batch))
+        _, seconds[f"training {size}"] = timed(
+            trainer.forward_backward, batch, trainer.loss_normalizers(batch)
+        )
         trainer.optimizer.zero_grad()
     return seconds
 
@@ -55,13 +57,20 @@ def profile_of(trainer: PPOTrainer, prompts: list[str]) -> dict:
     phases = {"generation": found}
     scored, phases["scoring"] = profiled(trainer.score, rollout)
     batch = trainer.objective.batch(scored, trainer.segment(scored))
-    _, phases["training"] = profiled(trainer.forward_backward, batch, trainer.loss_normalizers(batch))
-    return {phase: shares(found) | {"rate": rate_of_products(found) / large} for phase, found in phases.items()}
+    _, phases["training"] = profiled(
+        trainer.forward_backward, batch, trainer.loss_normalizers(batch)
+    )
+    return {
+        phase: shares(found) | {"rate": rate_of_products(found) / large}
+        for phase, found in phases.items()
+    }
 
 
 def profiled(run: Callable, *args) -> tuple:
     """What `run` returns, and its operations with their own time and their floating-point operations."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_flops=True) as profiler:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], with_flops=True
+    ) as profiler:
         result = run(*args)
     return result, profiler.key_averages()
 
@@ -71,7 +80,10 @@ def shares(operations) -> dict:
     total = sum(op.self_cpu_time_total for op in operations)
     largest = sorted(operations, key=lambda op: -op.self_cpu_time_total)[:10]
     products = sum(op.self_cpu_time_total for op in operations if op.key in PRODUCTS)
-    return {"products": products / total, "largest": {op.key: op.self_cpu_time_total / total for op in largest}}
+    return {
+        "products": products / total,
+        "largest": {op.key: op.self_cpu_time_total / total for op in largest},
+    }
 
 
 def rate_of_products(operations) -> float:
@@ -92,13 +104,23 @@ def summary(rounds: list[dict]) -> dict:
     def update(row: dict, size: int) -> float:
         return row["generation"] + row[f"scoring {size}"] + row[f"training {size}"]
 
-    ratios = {size: statistics.median(update(row, size) / update(row, SIZES[0]) for row in rounds) for size in SIZES}
-    return {"median": {name: statistics.median(row[name] for row in rounds) for name in rounds[0]}, "ratio": ratios}
+    ratios = {
+        size: statistics.median(update(row, size) / update(row, SIZES[0]) for row in rounds)
+        for size in SIZES
+    }
+    return {
+        "median": {name: statistics.median(row[name] for row in rounds) for name in rounds[0]},
+        "ratio": ratios,
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="folder or hub name")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="folder or hub name"
+    )
     parser.add_argument("--data", type=Path, required=True, help="file of preference pairs")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULTS / "benchmark_real_update.json")

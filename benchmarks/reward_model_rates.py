@@ -43,24 +43,41 @@ def make_pairs(context: RunContext, sft: Path, part: str) -> list[dict]:
         torch.manual_seed(SEED)
         policy = load_policy(context.base, sft, trainable=False)
         asked = [prompt for prompt in context.task.splits[part]["prompt"] for _ in range(2)]
-        rollout, _ = generate_in_batches(generate, BATCH, policy, context.tokenizer, asked, context.sampling)
-        answers = list(zip(all_words(rollout.prompts, rollout.responses), rollout.responses, strict=True))
+        rollout, _ = generate_in_batches(
+            generate, BATCH, policy, context.tokenizer, asked, context.sampling
+        )
+        answers = list(
+            zip(all_words(rollout.prompts, rollout.responses), rollout.responses, strict=True)
+        )
         rows = []
         for prompt, *two in zip(asked[::2], answers[::2], answers[1::2], strict=True):
             (worse, rejected), (better, chosen) = sorted(two)
-            rows += [{"prompt": prompt, "chosen": chosen, "rejected": rejected}] if worse < better else []
+            rows += (
+                [{"prompt": prompt, "chosen": chosen, "rejected": rejected}]
+                if worse < better
+                else []
+            )
         append_lines(file, rows)
     return read_lines(file)
 
 
 def one_rate(context: RunContext, sft: Path, rate: float) -> dict:
     """Loss and accuracy on the held-out pairs of a reward model that was trained at this rate."""
-    rows, held_out = (datasets.Dataset.from_list(make_pairs(context, sft, part)) for part in ("ppo", "test"))
+    rows, held_out = (
+        datasets.Dataset.from_list(make_pairs(context, sft, part)) for part in ("ppo", "test")
+    )
     model, begin = new_reward_model(share(context.base), sft, SEED), time.time()
     config = RewardModelConfig(rm_epochs=1, rm_batch_size=BATCH, rm_learning_rate=rate)
     passes = TrainerConfig(per_device_train_batch_size=PASS)
     train_reward_model(
-        model, context.tokenizer, rows, config, context.options, context.path / f"rm-{rate}", SEED, passes
+        model,
+        context.tokenizer,
+        rows,
+        config,
+        context.options,
+        context.path / f"rm-{rate}",
+        SEED,
+        passes,
     )
     sides = (
         from_texts(context.tokenizer, held_out["prompt"], held_out[side], context.limit)
@@ -77,7 +94,8 @@ def main() -> None:
         model=args.model,
         dataset=str(DATA),
         output_dir=str(args.folder),
-        reward="marlhf_lab.corpora.sentiment:all_words",  # the questions come without answers to rank
+        # the questions come without answers to rank
+        reward="marlhf_lab.corpora.sentiment:all_words",
         critic_init="sft",
         max_response_length=48,
         temperature=1.0,

@@ -34,11 +34,22 @@ from marlhf_lite.utils.tables import markdown
 
 FIGURE = Path(__file__).parents[1] / "figures" / "benchmarks" / "scaling.png"
 AXES = {
-    "response": ("response length (tokens)", [32, 64, 128, 256, 512], {"batch": 16, "vocabulary": 512}),
+    "response": (
+        "response length (tokens)",
+        [32, 64, 128, 256, 512],
+        {"batch": 16, "vocabulary": 512},
+    ),
     "batch": ("responses in an update", [8, 16, 32, 64, 128], {"response": 64, "vocabulary": 512}),
-    "vocabulary": ("tokens in the vocabulary", [2**11, 2**13, 2**15, 2**17, 2**18], {"batch": 8, "response": 32}),
+    "vocabulary": (
+        "tokens in the vocabulary",
+        [2**11, 2**13, 2**15, 2**17, 2**18],
+        {"batch": 8, "response": 32},
+    ),
 }
-PHASES = {"update": "seconds", **{name: f"seconds_{name}" for name in ("generation", "scoring", "training")}}
+PHASES = {
+    "update": "seconds",
+    **{name: f"seconds_{name}" for name in ("generation", "scoring", "training")},
+}
 
 
 def measure(args: argparse.Namespace, point: dict[str, int]) -> dict[str, list[float]]:
@@ -77,10 +88,15 @@ def summarise(cells: dict, args: argparse.Namespace) -> dict[str, dict]:
     for axis, (_, values, _) in AXES.items():
         record = {"values": values, "seconds": {}, "exponents": {}}
         for phase, name in (PHASES | {"update, CPU": "cpu_seconds"}).items():
-            rounds = [[cells[cell(axis, v, turn)][name] for turn in range(args.rounds)] for v in values]
+            rounds = [
+                [cells[cell(axis, v, turn)][name] for turn in range(args.rounds)] for v in values
+            ]
             seconds = [statistics.median(t for times in group for t in times) for group in rounds]
             record["seconds"][phase] = seconds
-            record["exponents"][phase] = [exponent(values, seconds), exponent(values[-3:], seconds[-3:])]
+            record["exponents"][phase] = [
+                exponent(values, seconds),
+                exponent(values[-3:], seconds[-3:]),
+            ]
         found[axis] = record
     return found
 
@@ -97,7 +113,12 @@ def table(found: dict[str, dict]) -> str:
         for phase, seconds in record["seconds"].items():
             powers = [f"{p:.2f}" for p in record["exponents"][phase]]
             rows.append(
-                [f"{label}, {values[0]} to {values[-1]}", phase, f"{seconds[0]:.2f} to {seconds[-1]:.2f}", *powers]
+                [
+                    f"{label}, {values[0]} to {values[-1]}",
+                    phase,
+                    f"{seconds[0]:.2f} to {seconds[-1]:.2f}",
+                    *powers,
+                ]
             )
     return markdown(["what grows", "phase", "seconds", "exponent", "last three"], rows)
 
@@ -105,21 +126,33 @@ def table(found: dict[str, dict]) -> str:
 def draw(found: dict[str, dict], path: Path) -> None:
     """A panel for each axis, both scales logarithmic."""
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(1, 3, figsize=(2 * WIDTH, 0.75 * WIDTH), layout="constrained", sharey=True)
+        figure, axes = plt.subplots(
+            1, 3, figsize=(2 * WIDTH, 0.75 * WIDTH), layout="constrained", sharey=True
+        )
         for ax, (axis, record) in zip(axes, found.items()):
             panel(ax, axis, record)
         axes[0].set_ylabel("seconds per update")
         fixed = "; ".join(
-            f"{name}: {', '.join(f'{what} {value}' for what, value in AXES[name][2].items())}" for name in found
+            f"{name}: {', '.join(f'{what} {value}' for what, value in AXES[name][2].items())}"
+            for name in found
         )
-        caption(figure, f"Legends: exponent over all points, and over the last three. Held fixed, by panel: {fixed}.")
+        caption(
+            figure,
+            f"Legends: exponent over all points, and over the last three. Held fixed, by panel: {fixed}.",
+        )
         save(figure, path)
 
 
 def panel(ax: Axes, axis: str, record: dict) -> None:
     for phase, style in zip(PHASES, ("o-", "s--", "^-.", "d:")):
         whole, last = record["exponents"][phase]
-        ax.plot(record["values"], record["seconds"][phase], style, ms=3, label=f"{phase}: {whole:.2f}, {last:.2f}")
+        ax.plot(
+            record["values"],
+            record["seconds"][phase],
+            style,
+            ms=3,
+            label=f"{phase}: {whole:.2f}, {last:.2f}",
+        )
     ax.set(yscale="log", xlabel=AXES[axis][0])
     ax.set_xscale("log", base=2)
     ax.legend(fontsize=6.5)
@@ -128,8 +161,12 @@ def panel(ax: Axes, axis: str, record: dict) -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=2, help="trainers at each point")
-    parser.add_argument("--updates", type=int, default=2, help="timed with each trainer, after one to warm up")
-    parser.add_argument("--micro_batch", type=int, default=8, help="responses in a forward and backward pass")
+    parser.add_argument(
+        "--updates", type=int, default=2, help="timed with each trainer, after one to warm up"
+    )
+    parser.add_argument(
+        "--micro_batch", type=int, default=8, help="responses in a forward and backward pass"
+    )
     parser.add_argument("--prompt", type=int, default=32, help="tokens in every prompt")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
@@ -143,7 +180,12 @@ def main() -> None:
     args = parse()
     torch.set_num_threads(args.threads)
     cells = Cells(args.out, args)
-    work = [(axis, point, turn) for turn in range(args.rounds) for axis in AXES for point in points(axis)]
+    work = [
+        (axis, point, turn)
+        for turn in range(args.rounds)
+        for axis in AXES
+        for point in points(axis)
+    ]
     for axis, point, turn in tqdm(work, desc="points", disable=None):
         cells.measure(cell(axis, point[axis], turn), measure, args, point)
     found = summarise(cells.cells, args)

@@ -21,7 +21,15 @@ from unittest import mock
 
 import torch
 from cells import RESULTS, Cells
-from synthetic import SHAPES, check_lengths, make_prompts, make_trainer, options, size_arguments, write_model
+from synthetic import (
+    SHAPES,
+    check_lengths,
+    make_prompts,
+    make_trainer,
+    options,
+    size_arguments,
+    write_model,
+)
 from tqdm import tqdm
 
 from marlhf_lite.config.options import ModelConfig
@@ -51,11 +59,16 @@ def measure(args: argparse.Namespace, folder: Path, case: str) -> dict:
     prompts = make_prompts(SHAPES["2M"], args.batch, args.prompt, args.seed)
     if mixed:
         lengths = random.Random(args.seed).choices(range(1, args.prompt + 1), k=args.batch)
-        prompts = [" ".join(text.split()[:count]) for text, count in zip(prompts, lengths, strict=True)]
+        prompts = [
+            " ".join(text.split()[:count]) for text, count in zip(prompts, lengths, strict=True)
+        ]
     model = ModelConfig(model=str(folder), finetune=finetune)
     trainer = make_trainer(model, prompts, FixedNGram(5), options(args, num_ppo_epochs=epochs))
     scored = trainer.generate_rollout(prompts)
-    works = {"update": lambda: update(trainer, prompts, args), "scoring": lambda: trainer.score(scored)}
+    works = {
+        "update": lambda: update(trainer, prompts, args),
+        "scoring": lambda: trainer.score(scored),
+    }
     return {name: quartiles(work, args.pairs, f"{case}: {name}") for name, work in works.items()}
 
 
@@ -92,7 +105,9 @@ def main() -> int:
         folder = write_model(Path(top, "2M"), SHAPES["2M"], args.seed)
         for case in [case for case in CASES if args.cases in case]:
             found = cells.measure(case, measure, args, folder, case)
-            rows.append([case, *("{1:.2f} ({0:.2f} to {2:.2f})".format(*found[name]) for name in found)])
+            rows.append(
+                [case, *("{1:.2f} ({0:.2f} to {2:.2f})".format(*found[name]) for name in found)]
+            )
     cells.finish()
     print(markdown(["new / old, CPU seconds", "an update", "scoring"], rows))
     trl = [sys.executable, str(Path(__file__).parent / "trl_ppo" / "run.py"), "--cases", "epoch"]

@@ -21,7 +21,13 @@ from transformers.utils import logging as hf_logging
 from marlhf_lite.config.options import ModelConfig, PPOTrainerConfig
 from marlhf_lite.macro import FixedNGram, TerminationRule
 from marlhf_lite.models.actor_critic import PPOModels
-from marlhf_lite.models.loading import build_models, load_base, load_tokenizer, new_policy, new_reward_model
+from marlhf_lite.models.loading import (
+    build_models,
+    load_base,
+    load_tokenizer,
+    new_policy,
+    new_reward_model,
+)
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import ModelReward
 
@@ -65,7 +71,9 @@ def write_models(folder: Path, seed: int) -> None:
 def size_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of a benchmark of updates that say how large one is, with the same defaults everywhere."""
     parser.add_argument("--batch", type=int, default=32, help="responses in an update")
-    parser.add_argument("--micro_batch", type=int, default=16, help="responses in a forward and backward pass")
+    parser.add_argument(
+        "--micro_batch", type=int, default=16, help="responses in a forward and backward pass"
+    )
     parser.add_argument("--prompt", type=int, default=32, help="tokens in every prompt")
     parser.add_argument("--response", type=int, default=64, help="tokens in every response")
     parser.add_argument("--threads", type=int, default=1)
@@ -106,12 +114,22 @@ def make_trainer(
 
 def options(args: argparse.Namespace, **changes) -> PPOTrainerConfig:
     """PPO with a benchmark's sizes and seed, sampling from all tokens, without checkpoints."""
-    sizes = {"batch_size": args.batch, "micro_batch_size": args.micro_batch, "max_response_length": args.response}
+    sizes = {
+        "batch_size": args.batch,
+        "micro_batch_size": args.micro_batch,
+        "max_response_length": args.response,
+    }
     return PPOTrainerConfig(**sizes, seed=args.seed, top_k=0, checkpoint_every=0, **changes)
 
 
 def shaped_trainer(
-    args: argparse.Namespace, folder: Path, shape: str, n: int, ppo: PPOTrainerConfig, finetune: str = "lora", **more
+    args: argparse.Namespace,
+    folder: Path,
+    shape: str,
+    n: int,
+    ppo: PPOTrainerConfig,
+    finetune: str = "lora",
+    **more,
 ) -> tuple[PPOTrainer, list[str]]:
     """On the model of this shape saved in `folder`, with macro actions of n tokens; and a batch of prompts."""
     prompts = make_prompts(SHAPES[shape], args.batch, args.prompt, args.seed)

@@ -30,7 +30,11 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {setting: [] for setting in SETTINGS}
     for _ in range(args.rounds):
         for setting in SETTINGS:
-            busy = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if setting != "idle" else None
+            busy = (
+                subprocess.Popen([sys.executable, "-c", "while True: pass"])
+                if setting != "idle"
+                else None
+            )
             try:
                 for i in range(args.updates + 1):
                     start = time.perf_counter()
@@ -46,7 +50,13 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
 def main() -> None:
     """Measure, and print the ratio."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, value in (("rounds", 3), ("updates", 4), ("batch", 32), ("micro_batch", 16), ("prompt", 64)):
+    for name, value in (
+        ("rounds", 3),
+        ("updates", 4),
+        ("batch", 32),
+        ("micro_batch", 16),
+        ("prompt", 64),
+    ):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--response", type=int, default=64, help="tokens in every response")
     parser.add_argument("--seed", type=int, default=0)

@@ -31,7 +31,15 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 from cells import RESULTS, Cells
 from passes import CASES, count_passes, passes_table
-from synthetic import SHAPES, check_lengths, make_trainer, options, shaped_trainer, size_arguments, write_models
+from synthetic import (
+    SHAPES,
+    check_lengths,
+    make_trainer,
+    options,
+    shaped_trainer,
+    size_arguments,
+    write_models,
+)
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
@@ -76,7 +84,10 @@ def profile(args: argparse.Namespace, folder: Path, setting: str) -> dict:
         trainer.update(prompts)  # warms up
         rows = [phases(trainer.update(prompts), logged) for _ in range(args.updates)]
         seconds = {phase: statistics.median(row[phase] for row in rows) for phase in PHASES}
-        return {"seconds": seconds, "gflop": {k: v / 1e9 for k, v in flops(trainer, prompts).items()}}
+        return {
+            "seconds": seconds,
+            "gflop": {k: v / 1e9 for k, v in flops(trainer, prompts).items()},
+        }
 
 
 def profiled_trainer(args: argparse.Namespace, folder: Path, setting: str, run: RunFolder):
@@ -134,7 +145,11 @@ def profile_table(found: dict[str, dict], peak: float) -> str:
         head += [f"{setting}: ms", "share", "of peak"]
         total = sum(record["seconds"].values())
         for phase, spent in (record["seconds"] | {"update": total}).items():
-            work = sum(record["gflop"].values()) if phase == "update" else record["gflop"].get(phase, 0.0)
+            work = (
+                sum(record["gflop"].values())
+                if phase == "update"
+                else record["gflop"].get(phase, 0.0)
+            )
             rate = f"{work / spent / peak:.0%}" if work else ""
             lines[phase] += [f"{1e3 * spent:.1f}", f"{spent / total:.1%}", rate]
     return markdown(head, list(lines.values()))
@@ -156,15 +171,24 @@ def compare(args: argparse.Namespace, folder: Path) -> dict:
             spent["wall"][n].append(time.perf_counter() - wall)
             spent["cpu"][n].append(time.process_time() - cpu)
             check_lengths([row], args.response)
-    kept = {clock: {n: times[1:] for n, times in both.items()} for clock, both in spent.items()}  # the first warms up
-    return {"seconds": kept, "ratio": {clock: ratio(both["5"], both["1"]) for clock, both in kept.items()}}
+    # the first warms up
+    kept = {clock: {n: times[1:] for n, times in both.items()} for clock, both in spent.items()}
+    return {
+        "seconds": kept,
+        "ratio": {clock: ratio(both["5"], both["1"]) for clock, both in kept.items()},
+    }
 
 
 def ratio(over: list[float], under: list[float]) -> dict[str, float]:
     """Geometric mean of the pairs' ratios with its bootstrap interval, and their median."""
     logs = [math.log(a / b) for a, b in zip(over, under)]
     found = bootstrap_mean(logs)
-    logs = {"mean": found.mean, "low": found.low, "high": found.high, "median": statistics.median(logs)}
+    logs = {
+        "mean": found.mean,
+        "low": found.low,
+        "high": found.high,
+        "median": statistics.median(logs),
+    }
     return {name: math.exp(x) for name, x in logs.items()}
 
 
@@ -179,9 +203,13 @@ def compare_table(found: dict) -> str:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--settings", nargs="+", default=["2M", "30M", "parsing"], help="what to profile")
+    parser.add_argument(
+        "--settings", nargs="+", default=["2M", "30M", "parsing"], help="what to profile"
+    )
     parser.add_argument("--updates", type=int, default=5, help="profiled in each setting")
-    parser.add_argument("--pairs", type=int, default=40, help="updates of each side in the A/B comparison")
+    parser.add_argument(
+        "--pairs", type=int, default=40, help="updates of each side in the A/B comparison"
+    )
     size_arguments(parser)
     parser.add_argument("--out", type=Path, default=RESULTS / "benchmark_update.json")
     return parser.parse_args()
@@ -198,7 +226,12 @@ def main() -> None:
         found = {s: cells.measure(f"profile/{s}", profile, args, folder, s) for s in args.settings}
         peak = cells.measure("peak", lambda: {"gflops": peak_gflops()})["gflops"]
         print(f"one large matrix product: {peak:.0f} GFLOP/s\n\n{profile_table(found, peak)}\n")
-        print(passes_table({c: cells.measure(f"passes/{c}", count_passes, args, folder, c) for c in CASES}) + "\n")
+        print(
+            passes_table(
+                {c: cells.measure(f"passes/{c}", count_passes, args, folder, c) for c in CASES}
+            )
+            + "\n"
+        )
         print(compare_table(cells.measure("a/b", compare, args, folder)))
     cells.finish()
 

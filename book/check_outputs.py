@@ -24,9 +24,11 @@ from nbclient.exceptions import CellExecutionError
 from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 
 TOLERANCE = 0.02
-PIXELS = 0.1  # share by which a figure may be larger or smaller: numbers at its edge have more digits or fewer
+# share by which a figure may be larger or smaller: numbers at its edge have more digits or fewer
+PIXELS = 0.1
 NUMBER = re.compile(r"(?<![\w.])[-−+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?|(?<=\D)\.\d+")
-CHANGING = re.compile(r"^marlhf_lite \d.*$|\[[\d:?]+ left|█+[▏▎▍▌▋▊▉]? *|0x[0-9a-f]+", re.M)  # versions, progress
+# versions, progress
+CHANGING = re.compile(r"^marlhf_lite \d.*$|\[[\d:?]+ left|█+[▏▎▍▌▋▊▉]? *|0x[0-9a-f]+", re.M)
 SPACE = re.compile(r"\s+|-{3,}")
 TAGS = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.S)
 OBJECT = re.compile(r"<[\w.]+( [^>]*)?>$")  # the text of an output that has no text of its own
@@ -51,7 +53,11 @@ def size_of(output) -> tuple[int, int] | None:
 
 def tolerance_of(cell) -> float | None:
     """The tolerance that the cell's tag names; None: not compared."""
-    tags = [tag.removeprefix("tolerance:") for tag in cell.metadata.get("tags", []) if tag.startswith("tolerance:")]
+    tags = [
+        tag.removeprefix("tolerance:")
+        for tag in cell.metadata.get("tags", [])
+        if tag.startswith("tolerance:")
+    ]
     return None if "skip" in tags else float(tags[0]) if tags else TOLERANCE
 
 
@@ -59,9 +65,11 @@ def near(old: str, new: str, tolerance: float) -> bool:
     """Whether two printed numbers differ by no more than the tolerance and one unit of the last digit."""
     one, other = (float(number.replace("−", "-")) for number in (old, new))
     digits = min(len(number.partition("e")[0].partition(".")[2]) for number in (old, new))
-    unit = 0.0 if digits == 0 and max(abs(one), abs(other)) < 10 else 10.0**-digits  # counts below ten are exact
+    # counts below ten are exact
+    unit = 0.0 if digits == 0 and max(abs(one), abs(other)) < 10 else 10.0**-digits
     largest = max(abs(one), abs(other))
-    return one == other or abs(one - other) <= tolerance * largest + 1.001 * unit  # inf times 0 is no number
+    # inf times 0 is no number
+    return one == other or abs(one - other) <= tolerance * largest + 1.001 * unit
 
 
 def compare_outputs(old, new, tolerance: float) -> list[tuple[str, str]]:
@@ -76,14 +84,25 @@ def compare_outputs(old, new, tolerance: float) -> list[tuple[str, str]]:
     words = [NUMBER.sub("#", text) for text in texts]
     if words[0] != words[1]:
         start = max(next(i for i, (a, b) in enumerate(zip_longest(*words)) if a != b) - 20, 0)
-        return [*found, ("words: " + " → ".join(repr(text[start : start + 60]) for text in words), "")]
-    moved = [(a, b) for a, b in zip(*map(NUMBER.findall, texts), strict=True) if not near(a, b, tolerance)]
+        return [
+            *found,
+            ("words: " + " → ".join(repr(text[start : start + 60]) for text in words), ""),
+        ]
+    moved = [
+        (a, b)
+        for a, b in zip(*map(NUMBER.findall, texts), strict=True)
+        if not near(a, b, tolerance)
+    ]
     return found + [(f"number: {a} → {b}", a) for a, b in moved]
 
 
 def _kind(output) -> str:
     """The type of the output, and the forms that its content has."""
-    return "nothing" if output is None else " ".join([output.output_type, *sorted(output.get("data", ()))])
+    return (
+        "nothing"
+        if output is None
+        else " ".join([output.output_type, *sorted(output.get("data", ()))])
+    )
 
 
 def compare(old, new) -> list[str]:
@@ -97,7 +116,11 @@ def compare(old, new) -> list[str]:
         for one, other in zip_longest(before.outputs, after.outputs):
             for line, number in compare_outputs(one, other, tolerance):
                 plain = number.lstrip("-−+")
-                said = [id for id, text in prose if re.search(rf"(?<![\d.]){re.escape(plain)}(?![\d.]\d)", text)]
+                said = [
+                    id
+                    for id, text in prose
+                    if re.search(rf"(?<![\d.]){re.escape(plain)}(?![\d.]\d)", text)
+                ]
                 again = f" (also in {', '.join(said)})" if len(plain) > 2 and said else ""
                 lines.append(f"{before.id}: {line}{again}")
     return lines
@@ -107,7 +130,9 @@ def executed(notebook):
     """A copy of the notebook with the outputs of a new execution, as `make notebooks` would store them."""
     copy = deepcopy(notebook)
     with tempfile.TemporaryDirectory() as empty:
-        NotebookClient(copy, timeout=None, record_timing=False, resources={"metadata": {"path": empty}}).execute()
+        NotebookClient(
+            copy, timeout=None, record_timing=False, resources={"metadata": {"path": empty}}
+        ).execute()
     return CoalesceStreamsPreprocessor().preprocess(copy, {})[0]
 
 
@@ -120,7 +145,12 @@ def main(paths: list[str]) -> int:
         except CellExecutionError as error:
             lines = [f"stopped: {error.ename}: {error.evalue}"]
         left += len(lines)
-        print(f"{path}: {'as committed' if not lines else f'{len(lines)} left'}", *lines, sep="\n    ", flush=True)
+        print(
+            f"{path}: {'as committed' if not lines else f'{len(lines)} left'}",
+            *lines,
+            sep="\n    ",
+            flush=True,
+        )
     return int(left > 0)
 
 

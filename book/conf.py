@@ -21,11 +21,24 @@ copyright = "marlhf_lite contributors; MIT licence, for text and code"
 html_title = "MA-RLHF, taught and reproduced"
 extensions = ["myst_nb", "sphinx.ext.mathjax", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "README"
-include_patterns = ["*.md", "docs/*.md", "book/*.md", "benchmarks/*.md", "data/results/**/*.md", "data/pandalm/*.md"]
-include_patterns += ["book/api.rst", "notebooks/*.ipynb", "notebooks/solutions/*.ipynb", f"{PLAY}/*.md"]
+include_patterns = [
+    "*.md",
+    "docs/*.md",
+    "book/*.md",
+    "benchmarks/*.md",
+    "data/results/**/*.md",
+    "data/pandalm/*.md",
+]
+include_patterns += [
+    "book/api.rst",
+    "notebooks/*.ipynb",
+    "notebooks/solutions/*.ipynb",
+    f"{PLAY}/*.md",
+]
 exclude_patterns = [".*", "**/.*", "build", "runs", "marlhf_lite", "tests"]
 exclude_patterns += ["docs/exam_answers.md", "notebooks/solutions"] if STUDENTS else []
-suppress_warnings = ["toc.not_included"]  # result tables and the note of the data are reached by links
+# result tables and the note of the data are reached by links
+suppress_warnings = ["toc.not_included"]
 
 nb_execution_mode = "off"
 nb_render_markdown_format = "myst"  # tables and formulas in outputs
@@ -50,9 +63,12 @@ html_show_sphinx = False
 mathjax_path = MATHJAX.name  # draws formulas as SVG: no fonts to load
 
 BADGE = re.compile(r"\[(?:!\[Open in \w+\]\([^)]*\)|All lessons[^\]]*)\]\([^)]*\)(\\n)?")
-SECTION = re.compile(r"\]\(#((?:\d+|[A-Z])-·-[^)\s]*)\)")  # JupyterLab's link to a section, in an output
-ANSWERS = re.compile(r"\[([^][]*)\]\([^)\s]*(?:solutions/|exam_answers)[^)\s]*\)")  # a link to what students lack
-PAGE = re.compile(r"\[(!\[[^]]*\]\([^)]*\)|[^][]*)\]\(([^):\s]+\.html)\)")  # a link to a page that plays
+# JupyterLab's link to a section, in an output
+SECTION = re.compile(r"\]\(#((?:\d+|[A-Z])-·-[^)\s]*)\)")
+# a link to what students lack
+ANSWERS = re.compile(r"\[([^][]*)\]\([^)\s]*(?:solutions/|exam_answers)[^)\s]*\)")
+# a link to a page that plays
+PAGE = re.compile(r"\[(!\[[^]]*\]\([^)]*\)|[^][]*)\]\(([^):\s]+\.html)\)")
 CONTENTS = """
 ```{{toctree}}
 :hidden:
@@ -65,8 +81,12 @@ CONTENTS = """
 
 def contents() -> str:
     """The site's tables of contents, as they stand at the side of every page."""
-    lessons = sorted(path.relative_to(ROOT).with_suffix("") for path in ROOT.glob("notebooks/*.ipynb"))
-    solutions = sorted(path.relative_to(ROOT).with_suffix("") for path in ROOT.glob("notebooks/solutions/*.ipynb"))
+    lessons = sorted(
+        path.relative_to(ROOT).with_suffix("") for path in ROOT.glob("notebooks/*.ipynb")
+    )
+    solutions = sorted(
+        path.relative_to(ROOT).with_suffix("") for path in ROOT.glob("notebooks/solutions/*.ipynb")
+    )
     documents = (
         "start",
         "results",
@@ -81,19 +101,29 @@ def contents() -> str:
         "release",
     )
     reference = [f"docs/{page}" for page in documents]
-    reference += ["book/api", "benchmarks/README", f"{PLAY}/README", "GLOSSARY", "book/README", "CHANGELOG"]
+    reference += [
+        "book/api",
+        "benchmarks/README",
+        f"{PLAY}/README",
+        "GLOSSARY",
+        "book/README",
+        "CHANGELOG",
+    ]
     parts = {"Lessons": lessons, "Reference": reference, "Solutions": solutions}
     if STUDENTS:
         reference.remove("docs/exam_answers")
         del parts["Solutions"]
-    return "".join(CONTENTS.format(name, "\n".join(map(str, pages))) for name, pages in parts.items())
+    return "".join(
+        CONTENTS.format(name, "\n".join(map(str, pages))) for name, pages in parts.items()
+    )
 
 
 def prepare(app, page: str, source: list[str]) -> None:
     """Add contents to the front page, take out links that lead nowhere, name sections as Sphinx does, open pages."""
     source[0] = BADGE.sub("", source[0]) + (contents() if page == root_doc else "")
     source[0] = ANSWERS.sub(r"\1", source[0]) if STUDENTS else source[0]
-    source[0] = PAGE.sub(r"<a href='\2'>\1</a>", source[0])  # Sphinx would let the browser save the page
+    # Sphinx would let the browser save the page
+    source[0] = PAGE.sub(r"<a href='\2'>\1</a>", source[0])
     source[0] = SECTION.sub(lambda link: f"](#{make_id(link[1])})", source[0])
 
 

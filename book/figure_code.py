@@ -41,7 +41,12 @@ def names(node: ast.AST) -> set[str]:
     """Every name and attribute that stands in a piece of code, imports included."""
     found = {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
     found |= {x.attr for x in ast.walk(node) if isinstance(x, ast.Attribute)}
-    imports = (alias for x in ast.walk(node) if isinstance(x, ast.Import | ast.ImportFrom) for alias in x.names)
+    imports = (
+        alias
+        for x in ast.walk(node)
+        if isinstance(x, ast.Import | ast.ImportFrom)
+        for alias in x.names
+    )
     return found | {(alias.asname or alias.name).partition(".")[0] for alias in imports}
 
 
@@ -63,9 +68,13 @@ def shown_lines(cell: ast.Module, showing: set[str]) -> set[int]:
         shows += [leaf for leaf in leaves[-1:] if leaf not in shows]
     rest = [leaf for leaf in leaves if leaf not in shows]
     for leaf in [
-        x for x in rest if isinstance(x, ast.Assign) and not any(isinstance(y, ast.Call) for y in ast.walk(x))
+        x
+        for x in rest
+        if isinstance(x, ast.Assign) and not any(isinstance(y, ast.Call) for y in ast.walk(x))
     ]:
-        targets = {x.id for target in leaf.targets for x in ast.walk(target) if isinstance(x, ast.Name)}
+        targets = {
+            x.id for target in leaf.targets for x in ast.walk(target) if isinstance(x, ast.Name)
+        }
         readers = [x for x in leaves if x is not leaf and names(x) & targets]
         shows += [leaf] if readers and all(x in shows for x in readers) else []
     return set().union(*map(lines, shows)) if shows else set()
@@ -82,7 +91,9 @@ def _is_code(line: str) -> bool:
 def measure(path: Path) -> tuple[int, int]:
     """Lines of figures and tables in a lesson's core, and lines of its code."""
     pieces = parts(path)
-    sources = [text for kind, text in pieces["pause"] + pieces["core"] if kind == "code" and text.strip()]
+    sources = [
+        text for kind, text in pieces["pause"] + pieces["core"] if kind == "code" and text.strip()
+    ]
     sources = ["\n".join(filter(_is_code, text.splitlines())) for text in sources[SETUP_CELLS:]]
     cells = [ast.parse(text) for text in sources]
     drawing, showing = (imported(cells, rooms) for rooms in (DRAWING, SHOWING))

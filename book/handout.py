@@ -26,7 +26,9 @@ ALONG = (
     "docs/homework.md",
     "figures/interactive/one_update.*",
 )
-WHERE_SOLUTIONS_ARE = re.compile(r"Solutions\b(?:(?!\.\s).)*?solutions/(?:(?!\.\s).)*\.(?:\s|$)", re.S)
+WHERE_SOLUTIONS_ARE = re.compile(
+    r"Solutions\b(?:(?!\.\s).)*?solutions/(?:(?!\.\s).)*\.(?:\s|$)", re.S
+)
 
 
 class AnswerCells(Preprocessor):
@@ -58,7 +60,9 @@ def split(cell, after) -> list:
 def linked(page: Path) -> str:
     """The text of a page of Markdown, without links to pages that are not in the handout."""
     there = lambda link: not link[2] or "://" in link[2] or (page.parent / link[2]).exists()  # noqa: E731
-    return LINK.sub(lambda link: link[0] if there(link) else link[1], page.read_text(encoding="utf-8"))
+    return LINK.sub(
+        lambda link: link[0] if there(link) else link[1], page.read_text(encoding="utf-8")
+    )
 
 
 def main(notebooks: Path, target: Path) -> None:
@@ -66,7 +70,9 @@ def main(notebooks: Path, target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     (target / "notebooks").mkdir(parents=True)
     for path in sorted(notebooks.glob("*.ipynb")):
-        (target / "notebooks" / path.name).write_text(exporter.from_filename(str(path))[0], encoding="utf-8")
+        (target / "notebooks" / path.name).write_text(
+            exporter.from_filename(str(path))[0], encoding="utf-8"
+        )
     root = notebooks.resolve().parent
     for pattern in ALONG:
         for path in root.glob(pattern):

@@ -9,7 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "microsoft-edge")
+BROWSERS = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "microsoft-edge",
+)
 
 
 def find_browser() -> str | None:
@@ -23,7 +29,9 @@ def browse(browser: str, page: Path, *arguments: str) -> str:
     options = ["--headless", "--disable-gpu", "--virtual-time-budget=20000", *arguments]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         options.append("--no-sandbox")  # Chromium refuses to run as root with it
-    done = subprocess.run([browser, *options, page.resolve().as_uri()], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [browser, *options, page.resolve().as_uri()], capture_output=True, text=True, timeout=300
+    )
     done.check_returncode()
     return done.stdout
 
@@ -31,7 +39,10 @@ def browse(browser: str, page: Path, *arguments: str) -> str:
 def main(site: Path, target: Path) -> None:
     browser = find_browser()
     if browser is None:
-        print(f"No browser among {', '.join(BROWSERS)}: install one, or set BROWSER to its command.", file=sys.stderr)
+        print(
+            f"No browser among {', '.join(BROWSERS)}: install one, or set BROWSER to its command.",
+            file=sys.stderr,
+        )
         sys.exit(2)
     target.mkdir(parents=True, exist_ok=True)
     for page in [*sorted((site / "notebooks").glob("*.html")), site / "docs" / "cheat_sheet.html"]:

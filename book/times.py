@@ -12,13 +12,26 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 TABLES = (ROOT / "docs" / "start.md", ROOT / "docs" / "teaching.md")
 LESSONS = sorted(ROOT.glob("notebooks/*.ipynb"))
-WORDS, LINES = 200, 18  # of prose and of code (at most 88 columns wide) that a student reads in a minute
+# of prose and of code (at most 88 columns wide) that a student reads in a minute
+WORDS, LINES = 200, 18
 
 # Seconds of one processor core for a whole lesson in the profile cpu, on a machine of 2026: user and system time of
 # `make notebooks` with OMP_NUM_THREADS=1.
 PROCESSOR = {"00": 31, "01": 13, "02": 61, "03": 28, "04": 15, "05": 10, "06": 16, "07": 305}
-PROCESSOR |= {"08": 169, "09": 90, "10": 145, "11": 72, "12": 136, "13": 49, "14": 20, "15": 20, "16": 11, "17": 30}
-LINE = re.compile(r"\*\*(?:Study time|Time)\*\*.*?\s+(?=\*\*Paper\*\*)", re.S)  # of times, at the top of a lesson
+PROCESSOR |= {
+    "08": 169,
+    "09": 90,
+    "10": 145,
+    "11": 72,
+    "12": 136,
+    "13": 49,
+    "14": 20,
+    "15": 20,
+    "16": 11,
+    "17": 30,
+}
+# of times, at the top of a lesson
+LINE = re.compile(r"\*\*(?:Study time|Time)\*\*.*?\s+(?=\*\*Paper\*\*)", re.S)
 COURSES = {  # lessons of which the core is read; 01a is lesson 01 up to its pause, 01b the rest
     "two hours": ["00", "01", "03", "04", "05"],
     "one day": ["00", "01", "02", "03", "04", "05", "08", "15"],
@@ -35,7 +48,8 @@ SPINE = {
     "13": ["8", "9"],
 }
 SESSION = 90  # minutes of a session in class, where a core takes twice its study time
-SESSIONS = {  # what is taught in class, and what is read at home before it: together the course "one day"
+# what is taught in class, and what is read at home before it: together the course "one day"
+SESSIONS = {
     "1": (["00"], []),
     "2": (["01a"], []),
     "3": (["01b"], []),
@@ -56,13 +70,17 @@ class Times(NamedTuple):
 
     def line(self) -> str:
         """What stands at the top of the lesson."""
-        halves = f" ({self.pause} to the pause, {self.core - self.pause} after it)" if self.pause else ""
+        halves = (
+            f" ({self.pause} to the pause, {self.core - self.pause} after it)" if self.pause else ""
+        )
         letters = ""
         if self.all > self.core:
             letters = 'Numbered sections are the core; lettered ones, under "For the careful reader", are optional.'
         rest = f", all {self.all} min" if letters else ""
         study = f"**Study time** core {self.core} min{halves}{rest}, without the exercises."
-        return " ".join(filter(None, [study, letters, f"**Processor time** {self.processor} min on one core."]))
+        return " ".join(
+            filter(None, [study, letters, f"**Processor time** {self.processor} min on one core."])
+        )
 
 
 def parts(path: Path) -> dict[str, list[tuple[str, str]]]:
@@ -80,7 +98,13 @@ def parts(path: Path) -> dict[str, list[tuple[str, str]]]:
 
 def minutes(pieces: list[tuple[str, str]]) -> float:
     """Time for words of prose, and for lines of code that are not empty."""
-    code = [line for kind, text in pieces if kind == "code" for line in text.splitlines() if line.strip()]
+    code = [
+        line
+        for kind, text in pieces
+        if kind == "code"
+        for line in text.splitlines()
+        if line.strip()
+    ]
     return words(pieces) / WORDS + len(code) / LINES
 
 
@@ -99,7 +123,11 @@ def spine() -> list[tuple[str, str]]:
 
 def words(pieces: list[tuple[str, str]]) -> int:
     """Words of prose, without addresses and marks."""
-    prose = " ".join(re.sub(r"\]\([^)]*\)|<[^>]*>|!\[[^]]*", " ", text) for kind, text in pieces if kind == "markdown")
+    prose = " ".join(
+        re.sub(r"\]\([^)]*\)|<[^>]*>|!\[[^]]*", " ", text)
+        for kind, text in pieces
+        if kind == "markdown"
+    )
     return sum(any(map(str.isalnum, word)) for word in prose.split())
 
 
@@ -116,7 +144,9 @@ def hours_of(minutes: int) -> str:
 def measure(path: Path) -> Times:
     """Each part is rounded up, so that printed times add up."""
     found = parts(path)
-    first, second, careful = (rounded(minutes(found[part])) for part in ("pause", "core", "careful"))
+    first, second, careful = (
+        rounded(minutes(found[part])) for part in ("pause", "core", "careful")
+    )
     processor = -(-PROCESSOR[path.name[:2]] // 60)
     return Times(first if second else None, first + second, first + second + careful, processor)
 
@@ -141,7 +171,12 @@ def sessions(times: dict[str, Times]) -> dict[str, list[int]]:
     rows = {}
     for name, (shown, read) in SESSIONS.items():
         minutes = study(shown, times)
-        rows[name] = [minutes, 2 * minutes, SESSION - 2 * minutes if shown else 0, study(read, times)]
+        rows[name] = [
+            minutes,
+            2 * minutes,
+            SESSION - 2 * minutes if shown else 0,
+            study(read, times),
+        ]
     return rows | {"sum": [sum(column) for column in zip(*rows.values(), strict=True)]}
 
 
@@ -150,15 +185,30 @@ def with_tables(path: Path, times: dict[str, Times]) -> str:
     text = path.read_text(encoding="utf-8")
     for number, row in times.items():
         cells = f" {row.core} | {row.all} | {row.processor} |"
-        text = re.sub(rf"^(\| \[{number}_[^|]*\|[^|]*\|).*$", lambda m, cells=cells: m[1] + cells, text, flags=re.M)
+        text = re.sub(
+            rf"^(\| \[{number}_[^|]*\|[^|]*\|).*$",
+            lambda m, cells=cells: m[1] + cells,
+            text,
+            flags=re.M,
+        )
     totals = {"the spine": hours_of(rounded(minutes(spine())))}
     totals |= {name: hours_of(study(lessons, times)) for name, lessons in COURSES.items()}
     totals["a term"] += f"; all sections: {hours_of(sum(row.all for row in times.values()))}"
     for name, hours in totals.items():
-        text = re.sub(rf"^(\| {name} \|[^|]*\|)[^|]*\|", lambda m, hours=hours: f"{m[1]} {hours} |", text, flags=re.M)
+        text = re.sub(
+            rf"^(\| {name} \|[^|]*\|)[^|]*\|",
+            lambda m, hours=hours: f"{m[1]} {hours} |",
+            text,
+            flags=re.M,
+        )
     for name, (*taught, read) in sessions(times).items():
-        row, cells = rf"^(\| {name} \|[^|]*\|)(?: \d+ \|){{3}}([^|]*\|) \d+ \|$", "".join(f" {x} |" for x in taught)
-        text = re.sub(row, lambda m, cells=cells, read=read: f"{m[1]}{cells}{m[2]} {read} |", text, flags=re.M)
+        row, cells = (
+            rf"^(\| {name} \|[^|]*\|)(?: \d+ \|){{3}}([^|]*\|) \d+ \|$",
+            "".join(f" {x} |" for x in taught),
+        )
+        text = re.sub(
+            row, lambda m, cells=cells, read=read: f"{m[1]}{cells}{m[2]} {read} |", text, flags=re.M
+        )
     return text
 
 

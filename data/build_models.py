@@ -89,7 +89,9 @@ def graded(rng: random.Random, score: float) -> int:
 def tldr_document(rng: random.Random) -> tuple[str, str]:
     """A post and one summary of any quality."""
     post = tldr.make_post(rng)
-    quality = tldr.Quality(rng.uniform(0.45, 1.0), rng.choice((0.0, 0.0, 0.2, 0.5)), rng.uniform(0.0, 0.8))
+    quality = tldr.Quality(
+        rng.uniform(0.45, 1.0), rng.choice((0.0, 0.0, 0.2, 0.5)), rng.uniform(0.0, 0.8)
+    )
     return post.prompt, tldr.summary_text(tldr.make_summary(rng, post, quality))
 
 
@@ -103,7 +105,10 @@ def tldr_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
     reports = [tldr_gold.inspect(p, r) for p, r in zip(prompts, responses)]
     stated = sum(r["correct"] + r["wrong"] for r in reports)
     coverage = sum(r["correct"] / max(r["total"], 1) for r in reports) / len(reports)
-    return {"fact_precision": sum(r["correct"] for r in reports) / max(stated, 1), "coverage": coverage}
+    return {
+        "fact_precision": sum(r["correct"] for r in reports) / max(stated, 1),
+        "coverage": coverage,
+    }
 
 
 def umbrella_document(rng: random.Random) -> tuple[str, str]:
@@ -113,22 +118,34 @@ def umbrella_document(rng: random.Random) -> tuple[str, str]:
     decisions apart. Most stories are short: the link between decision and vote is learned on them first.
     """
     lines = rng.choices((0, 1, 4, 16, rng.randint(2, 15)), weights=(10, 4, 2, 1, 2))[0]
-    place, forecast = rng.choice(umbrella_gold.PLACES), rng.choice(["", *umbrella.SURE][: rng.choice((1, None))])
+    place, forecast = (
+        rng.choice(umbrella_gold.PLACES),
+        rng.choice(["", *umbrella.SURE][: rng.choice((1, None))]),
+    )
     choice = umbrella.SURE.get(forecast) or rng.choice(umbrella_gold.DECISIONS)
-    return umbrella.make_prompt(rng, lines, place, forecast), umbrella.make_story(rng, lines, place, choice)
+    return umbrella.make_prompt(rng, lines, place, forecast), umbrella.make_story(
+        rng, lines, place, choice
+    )
 
 
 def umbrella_vote(rng: random.Random, prompt: str, response: str) -> int:
     """1 for the right decision, 0 for the wrong one; the umbrella stays at home in sun and heat."""
-    return int(("sun." in prompt or "heat." in prompt) != (umbrella_gold.decision(response, "random") == "Take"))
+    return int(
+        ("sun." in prompt or "heat." in prompt)
+        != (umbrella_gold.decision(response, "random") == "Take")
+    )
 
 
 def umbrella_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
     """Share of stories with the asked number of lines, with one decision at its place, and with the right one."""
     asked = [re.search(r"(\d+) lines?, umbrella (\w+)", prompt) for prompt in prompts]
     places = ["random" if found[2] == "anywhere" else found[2] for found in asked]
-    kept = [int(found[1]) == len(re.findall(r"\bAt \w+", text)) for found, text in zip(asked, responses)]
-    decisions = [umbrella_gold.decision(response, place) for response, place in zip(responses, places)]
+    kept = [
+        int(found[1]) == len(re.findall(r"\bAt \w+", text)) for found, text in zip(asked, responses)
+    ]
+    decisions = [
+        umbrella_gold.decision(response, place) for response, place in zip(responses, places)
+    ]
     measured = {"length_kept": kept, "decided": [choice is not None for choice in decisions]}
     measured["right"] = [choice == umbrella_gold.RIGHT for choice in decisions]
     return {name: sum(x) / len(x) for name, x in measured.items()}
@@ -149,7 +166,10 @@ def steps_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
     """Share of right answers, and what the first faults are."""
     faults = [steps.verify(p, r) for p, r in zip(prompts, responses)]
     found = [fault.reason for fault in faults if fault]
-    form = {f"fault_{reason}": found.count(reason) / len(faults) for reason in ("result", "begin", "operation")}
+    form = {
+        f"fault_{reason}": found.count(reason) / len(faults)
+        for reason in ("result", "begin", "operation")
+    }
     return {"accuracy": sum(steps_gold.gold_scores(prompts, responses)) / len(prompts)} | form
 
 
@@ -157,7 +177,9 @@ def guess_document(rng: random.Random) -> tuple[str, str]:
     """A game of random guesses; each of the policy's turns ends with EOS."""
     prompt = guess.make_prompt(rng)
     texts = guess.random_game(rng, prompt)
-    return prompt, "".join(text if i % 2 else f"{text}<eos>" for i, text in enumerate(texts)).removesuffix("<eos>")
+    return prompt, "".join(
+        text if i % 2 else f"{text}<eos>" for i, text in enumerate(texts)
+    ).removesuffix("<eos>")
 
 
 def guess_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
@@ -179,7 +201,9 @@ def code_document(rng: random.Random) -> tuple[str, str]:
 
 def code_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
     """Share of programs that pass all hidden tests, and of those that run at all."""
-    outcomes = TestRunner("monty").run(responses, [read_problem(CODE_TESTS[prompt]).tests for prompt in prompts])
+    outcomes = TestRunner("monty").run(
+        responses, [read_problem(CODE_TESTS[prompt]).tests for prompt in prompts]
+    )
     ran = [outcome.status == "ran" for outcome in outcomes]
     return {"passed": sum(all(o.passed) for o in outcomes) / len(ran), "ran": sum(ran) / len(ran)}
 
@@ -206,13 +230,20 @@ def hh_vote(rng: random.Random, prompt: str, response: str) -> int:
 def hh_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
     """Share of the asked-for things that are given rightly and wrongly, and other and harmful sentences an answer."""
     reports = [report for report in map(hh_gold.inspect, prompts, responses) if report["asked"]]
-    shares = {name: sum(r[name] / r["asked"] for r in reports) / len(reports) for name in ("right", "wrong")}
-    return shares | {name: sum(r[name] for r in reports) / len(reports) for name in ("other", "harmful")}
+    shares = {
+        name: sum(r[name] / r["asked"] for r in reports) / len(reports)
+        for name in ("right", "wrong")
+    }
+    return shares | {
+        name: sum(r[name] for r in reports) / len(reports) for name in ("other", "harmful")
+    }
 
 
 def webgpt_document(rng: random.Random) -> tuple[str, str]:
     """A question and an answer of any quality; many are short."""
-    sources, facts = rng.choices(((1, 1), (2, 1), (3, 2), (webgpt.SOURCES, webgpt.FACTS)), weights=(1, 1, 1, 2))[0]
+    sources, facts = rng.choices(
+        ((1, 1), (2, 1), (3, 2), (webgpt.SOURCES, webgpt.FACTS)), weights=(1, 1, 1, 2)
+    )[0]
     question = webgpt.make_question(rng, sources, facts)
     return question.prompt, webgpt.make_answer(rng, question, webgpt.Quality.sample(rng))
 
@@ -261,7 +292,9 @@ TASKS = {
     "tiny-umbrella": Recipe(umbrella_document, umbrella_check, umbrella_vote, UMBRELLA_SIZES),
     "tiny-steps": Recipe(steps_document, steps_check, steps_vote, STEPS_SIZES),
     "tiny-hh": Recipe(hh_document, hh_check, hh_vote, HH_SIZES, hh.WORDS),
-    "tiny-webgpt": Recipe(webgpt_document, webgpt_check, webgpt_vote, WEBGPT_SIZES, WEBGPT_WORDS, r"\[[0-9]\]"),
+    "tiny-webgpt": Recipe(
+        webgpt_document, webgpt_check, webgpt_vote, WEBGPT_SIZES, WEBGPT_WORDS, r"\[[0-9]\]"
+    ),
     "tiny-code": Recipe(code_document, code_check, sizes=CODE_SIZES),
     "tiny-guess": Recipe(guess_document, guess_check, sizes=GUESS_SIZES, whole=r"▁1?[0-9]"),
 }
@@ -281,17 +314,26 @@ def train_tokenizer(texts: list[str], vocab_size: int, whole: str = "") -> Gemma
     raw.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split("▁", "merged_with_next"),
-            pre_tokenizers.Split(Regex("|".join(filter(None, (whole, "[0-9]", r"[^\w▁]")))), "isolated"),
+            pre_tokenizers.Split(
+                Regex("|".join(filter(None, (whole, "[0-9]", r"[^\w▁]")))), "isolated"
+            ),
         ]
     )
-    raw.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    raw.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     byte_pieces = [f"<0x{i:02X}>" for i in range(256)]
     raw.train_from_iterator(
-        texts, trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=SPECIALS + byte_pieces, show_progress=False)
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=vocab_size, special_tokens=SPECIALS + byte_pieces, show_progress=False
+        ),
     )
     model = json.loads(raw.to_str())["model"]
     merges = [tuple(m) for m in model["merges"]]
-    return GemmaTokenizer(vocab=model["vocab"], merges=merges, add_bos_token=True, model_max_length=1024)
+    return GemmaTokenizer(
+        vocab=model["vocab"], merges=merges, add_bos_token=True, model_max_length=1024
+    )
 
 
 class Stream:
@@ -315,7 +357,9 @@ class Stream:
     def _row(self) -> tuple[list[int], list[float]]:
         prompt, response = self._document()
         head = self.tokenizer(prompt)["input_ids"]
-        tail = self.tokenizer(response, add_special_tokens=False)["input_ids"] + [self.tokenizer.eos_token_id]
+        tail = self.tokenizer(response, add_special_tokens=False)["input_ids"] + [
+            self.tokenizer.eos_token_id
+        ]
         ids, weights = head + tail, [self.args.prompt_weight] * len(head) + [1.0] * len(tail)
         if self.recipe.vote:
             ids.append(self.votes[self.recipe.vote(self.rng, prompt, response)])
@@ -352,7 +396,8 @@ def make_model(tokenizer, args) -> GemmaForCausalLM:
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    return GemmaForCausalLM._from_config(config, attn_implementation="eager")  # faster than sdpa here, in bfloat16
+    # faster than sdpa here, in bfloat16
+    return GemmaForCausalLM._from_config(config, attn_implementation="eager")
 
 
 def make_optimizers(model, args) -> list[torch.optim.Optimizer]:
@@ -367,7 +412,9 @@ def make_optimizers(model, args) -> list[torch.optim.Optimizer]:
 def loss_of(model, ids, weights, mask) -> torch.Tensor:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
-    nll = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+    nll = torch.nn.functional.cross_entropy(
+        logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
+    )
     w = weights[:, 1:].flatten()
     return (nll * w).sum() / w.sum()
 
@@ -381,7 +428,9 @@ def schedule(step: int, total: int, warmup: int = 100) -> float:
 
 
 @torch.no_grad()
-def check(recipe: Recipe, model, tokenizer, args: argparse.Namespace, rows: int = 64) -> dict[str, float]:
+def check(
+    recipe: Recipe, model, tokenizer, args: argparse.Namespace, rows: int = 64
+) -> dict[str, float]:
     """The task's measurements on responses sampled to new prompts, and their mean number of tokens."""
     rng = random.Random(f"{args.name}-check-{args.seed}")
     prompts = [recipe.document(rng)[0] for _ in range(rows)]
@@ -391,7 +440,9 @@ def check(recipe: Recipe, model, tokenizer, args: argparse.Namespace, rows: int 
     new = out[:, inputs["input_ids"].shape[1] :]
     measured = recipe.check(prompts, tokenizer.batch_decode(new, skip_special_tokens=True))
     tokens = (new != tokenizer.pad_token_id).sum(1).float().mean().item()
-    return {name: round(value, 3) for name, value in measured.items()} | {"tokens": round(tokens, 1)}
+    return {name: round(value, 3) for name, value in measured.items()} | {
+        "tokens": round(tokens, 1)
+    }
 
 
 def train(recipe: Recipe, model, tokenizer, args: argparse.Namespace) -> list[dict]:
@@ -411,7 +462,11 @@ def train(recipe: Recipe, model, tokenizer, args: argparse.Namespace) -> list[di
         if (step + 1) % args.check_every == 0 or step + 1 == args.updates:
             measured = check(recipe, model, tokenizer, args)
             seconds = round(time.time() - start)
-            history.append({"update": step + 1, "loss": round(loss.item(), 4)} | measured | {"seconds": seconds})
+            history.append(
+                {"update": step + 1, "loss": round(loss.item(), 4)}
+                | measured
+                | {"seconds": seconds}
+            )
             print(json.dumps(history[-1]), flush=True)
             model.save_pretrained(args.out)
     return history
@@ -419,11 +474,15 @@ def train(recipe: Recipe, model, tokenizer, args: argparse.Namespace) -> list[di
 
 def parse() -> argparse.Namespace:
     """The task first: it gives the defaults of the other arguments."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--task", choices=TASKS, required=True)
     parser.add_argument("--out", type=Path, help="default: the model's folder beside this script")
     for name, default in SIZES.items():
-        parser.add_argument(f"--{name}", type=type(default), choices=DTYPES if name == "dtype" else None)
+        parser.add_argument(
+            f"--{name}", type=type(default), choices=DTYPES if name == "dtype" else None
+        )
     args = parser.parse_args()
     args.name = read_presets(f"embedded/{args.task}", "--task")["model"]
     args.out = args.out or OUT / args.name
@@ -441,7 +500,10 @@ def main() -> None:
     )
     tokenizer.save_pretrained(args.out)
     model = make_model(tokenizer, args)
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} pieces", flush=True)
+    print(
+        f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} pieces",
+        flush=True,
+    )
     history = train(recipe, model, tokenizer, args)
     model.to(DTYPES[args.dtype]).save_pretrained(args.out)
     versions = {module.__name__: module.__version__ for module in (torch, transformers, tokenizers)}

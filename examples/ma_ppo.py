@@ -8,9 +8,21 @@ from pathlib import Path
 
 import torch
 
-from marlhf_lite.config.options import DataConfig, ModelConfig, PPOTrainerConfig, RewardModelConfig, SFTStageConfig
+from marlhf_lite.config.options import (
+    DataConfig,
+    ModelConfig,
+    PPOTrainerConfig,
+    RewardModelConfig,
+    SFTStageConfig,
+)
 from marlhf_lite.macro import FixedNGram
-from marlhf_lite.models.loading import build_models, load_base, load_tokenizer, new_policy, new_reward_model
+from marlhf_lite.models.loading import (
+    build_models,
+    load_base,
+    load_tokenizer,
+    new_policy,
+    new_reward_model,
+)
 from marlhf_lite.plotting.training import reward_curves, save
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.training.ppo import PPOTrainer
@@ -56,9 +68,12 @@ trainer = PPOTrainer(
     reward=ModelReward(models.reward),
     termination=termination,
     config=PPOTrainerConfig(
-        updates=args.updates, batch_size=args.batch_size, max_response_length=lengths.max_response_length
+        updates=args.updates,
+        batch_size=args.batch_size,
+        max_response_length=lengths.max_response_length,
     ),
-    gold=task.gold,  # the true score, which only an embedded task has; it is recorded, never trained on
+    # the true score, which only an embedded task has; it is recorded, never trained on
+    gold=task.gold,
 )
 history = trainer.train()
 

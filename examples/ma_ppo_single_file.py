@@ -20,18 +20,25 @@ from pathlib import Path
 
 import torch
 from torch.nn.functional import logsigmoid
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, set_seed
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    set_seed,
+)
 from transformers.utils import logging
 
 DATA = Path(__file__).resolve().parents[1] / "data"
-MODEL, PAIRS = DATA / "tiny-gemma", DATA / "tiny-tldr.jsonl.gz"  # the base model; rows of prompt, chosen, rejected
+# the base model; rows of prompt, chosen, rejected
+MODEL, PAIRS = DATA / "tiny-gemma", DATA / "tiny-tldr.jsonl.gz"
 MAX_PROMPT, MAX_RESPONSE = 100, 64  # tokens
 SFT_RATE, RM_RATE, POLICY_RATE, CRITIC_RATE = 2e-4, 1e-3, 3e-4, 5e-4  # learning rates
 TEMPERATURE, TOP_K, TOP_P = 0.8, 50, 1.0  # of sampling
 BETA = 0.05  # β, the weight of the KL penalty
 GAMMA, LAMBDA = 1.0, 0.95  # γ and λ of GAE, per macro action
 EPSILON, VALUE_RANGE = 0.2, 0.2  # clip ranges of the policy's ratio (ε), and of changes of values
-EPOCHS, MAX_GRAD_NORM = 1, 1.0  # optimizer steps on each batch of responses; the norm of gradients, for each model
+# optimizer steps on each batch of responses; the norm of gradients, for each model
+EPOCHS, MAX_GRAD_NORM = 1, 1.0
 
 
 # -- texts become tokens [B, P+T], attention [B, P+T] (1 on tokens) and mask [B, T] (True on response tokens) ---------
@@ -40,9 +47,15 @@ EPOCHS, MAX_GRAD_NORM = 1, 1.0  # optimizer steps on each batch of responses; th
 def encode(tokenizer, rows, name):
     """Rows with their responses of this name, "chosen" or "rejected"; a response ends with EOS."""
     responses = [row[name] + tokenizer.eos_token for row in rows]
-    left = tokenizer([row["prompt"] for row in rows], padding=True, padding_side="left", return_tensors="pt")
-    right = tokenizer(responses, add_special_tokens=False, padding=True, padding_side="right", return_tensors="pt")
-    tokens, attention = (torch.cat([left[key], right[key]], 1) for key in ("input_ids", "attention_mask"))
+    left = tokenizer(
+        [row["prompt"] for row in rows], padding=True, padding_side="left", return_tensors="pt"
+    )
+    right = tokenizer(
+        responses, add_special_tokens=False, padding=True, padding_side="right", return_tensors="pt"
+    )
+    tokens, attention = (
+        torch.cat([left[key], right[key]], 1) for key in ("input_ids", "attention_mask")
+    )
     return tokens, attention, right["attention_mask"].bool()
 
 
@@ -78,7 +91,11 @@ def log_probs(model, tokens, attention, mask):
 def values(critic, tokens, attention, mask):
     """V(s_t) of the same states, [B, T], 0 on padding."""
     T = mask.shape[1]
-    return critic.score(states(critic, tokens, attention)[:, -T - 1 : -1]).squeeze(2).masked_fill(~mask, 0.0)
+    return (
+        critic.score(states(critic, tokens, attention)[:, -T - 1 : -1])
+        .squeeze(2)
+        .masked_fill(~mask, 0.0)
+    )
 
 
 def reward(rm, tokens, attention, mask):
@@ -126,7 +143,8 @@ def update(policy, critic, reference, rm, optimizer, experience, n):
 
         R = over_macro_actions(r)  # R_τ = Σ_i r_{t_τ+i}
         size = over_macro_actions(mask.float())  # |ω_τ|
-        V = over_macro_actions(V_old) / size.clamp(min=1)  # V(s_τ, ω_τ) = Σ_i σ_i V(s_{t_τ+i}), σ_i = 1 / |ω_τ|
+        # V(s_τ, ω_τ) = Σ_i σ_i V(s_{t_τ+i}), σ_i = 1 / |ω_τ|
+        V = over_macro_actions(V_old) / size.clamp(min=1)
         # GAE over macro actions; then each token gets the advantage and the return of its macro action, [B, T].
         A, Q = (x.gather(1, tau) for x in gae(R, V))
 
@@ -144,7 +162,11 @@ def update(policy, critic, reference, rm, optimizer, experience, n):
 
         step(optimizer, policy_loss + value_loss)
 
-    metrics = {"score": score.mean(), "kl": (logp_old - logp_ref).sum(1).mean(), "tokens": count / len(mask)}
+    metrics = {
+        "score": score.mean(),
+        "kl": (logp_old - logp_ref).sum(1).mean(),
+        "tokens": count / len(mask),
+    }
     metrics |= {"policy_loss": policy_loss, "value_loss": value_loss}  # of the last pass
     return {name: value.item() for name, value in metrics.items()}
 
@@ -184,15 +206,25 @@ def print_curves(curves):
         line = [" "] * 61
         for name, score in zip(curves, scores, strict=True):
             line[round(60 * (score - low) / max(high - low, 1e-6))] = name[0]
-        print(f"{i + 1:6} " + " ".join(f"{score:6.2f}" for score in scores) + " |" + "".join(line) + "|")
+        print(
+            f"{i + 1:6} "
+            + " ".join(f"{score:6.2f}" for score in scores)
+            + " |"
+            + "".join(line)
+            + "|"
+        )
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--n", type=int, default=5, help="tokens in a macro action of MA-PPO")
     parser.add_argument("--updates", type=int, default=20)
-    parser.add_argument("--batch_size", type=int, default=20, help="responses an update, and rows a step before it")
-    parser.add_argument("--rows", type=int, nargs=3, default=(64, 100, 400), help="number for the test, SFT, RM")
+    parser.add_argument(
+        "--batch_size", type=int, default=20, help="responses an update, and rows a step before it"
+    )
+    parser.add_argument(
+        "--rows", type=int, nargs=3, default=(64, 100, 400), help="number for the test, SFT, RM"
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     set_seed(args.seed)
@@ -221,9 +253,13 @@ def main():
     rm.base_model.load_state_dict(sft.base_model.state_dict())
 
     def margins(rows):
-        return reward(rm, *encode(tokenizer, rows, "chosen")) - reward(rm, *encode(tokenizer, rows, "rejected"))
+        return reward(rm, *encode(tokenizer, rows, "chosen")) - reward(
+            rm, *encode(tokenizer, rows, "rejected")
+        )
 
-    train("RM", rm, RM_RATE, lambda rows: -logsigmoid(margins(rows)).mean(), rm_rows, args.batch_size)
+    train(
+        "RM", rm, RM_RATE, lambda rows: -logsigmoid(margins(rows)).mean(), rm_rows, args.batch_size
+    )
 
     # 3. PPO and MA-PPO: SFT starts the policy and stays the reference, the reward model starts the critic.
     curves, policies = {}, {"SFT": sft}
@@ -233,10 +269,18 @@ def main():
         optimizer = make_optimizer((policy, POLICY_RATE), (critic, CRITIC_RATE))
         curves[name], policies[name] = [], policy
         for i in range(args.updates):
-            batch = [prompts[k % len(prompts)] for k in range(i * args.batch_size, (i + 1) * args.batch_size)]
-            metrics = update(policy, critic, sft, rm, optimizer, sample(policy, tokenizer, batch), n)
+            batch = [
+                prompts[k % len(prompts)]
+                for k in range(i * args.batch_size, (i + 1) * args.batch_size)
+            ]
+            metrics = update(
+                policy, critic, sft, rm, optimizer, sample(policy, tokenizer, batch), n
+            )
             curves[name].append(metrics["score"])
-            print(f"{name} {i + 1}: " + ", ".join(f"{key} {x:.3f}" for key, x in metrics.items()), flush=True)
+            print(
+                f"{name} {i + 1}: " + ", ".join(f"{key} {x:.3f}" for key, x in metrics.items()),
+                flush=True,
+            )
 
     print_curves(curves)
     print(f"\nRM score on {len(test_rows)} prompts that no stage has seen (± standard error)")

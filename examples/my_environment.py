@@ -7,7 +7,9 @@ class Word:
     """The prompt's last word in "quotation marks" is the secret; a turn earns the share of its letters that are new."""
 
     def reset(self, prompts):
-        return [{"secret": set(prompt.split('"')[-2].lower()), "named": set()} for prompt in prompts]
+        return [
+            {"secret": set(prompt.split('"')[-2].lower()), "named": set()} for prompt in prompts
+        ]
 
     def step(self, states, texts):
         observations, rewards, dones = [], [], []

@@ -14,10 +14,16 @@ from marlhf_lite.training.objective import Objective
 def past_mean(values, rewards, batch, past=5, gamma=1.0):
     """[B, S] mean of the last `past` values of the turn, each less the rewards that were paid since then."""
     steps = batch.steps
-    turn = steps.pool(steps.turns.ids.float(), "start")  # [B, S]: an environment may speak between two turns
+    # [B, S]: an environment may speak between two turns
+    turn = steps.pool(steps.turns.ids.float(), "start")
     known, total, count = values, torch.zeros_like(values), torch.zeros_like(values)
-    for back in range(past):  # `known` is what the value of `back` steps ago says of the rewards that are left
-        same = steps.mask & (turn.roll(back, 1) == turn) & (torch.arange(values.shape[1], device=turn.device) >= back)
+    # `known` is what the value of `back` steps ago says of the rewards that are left
+    for back in range(past):
+        same = (
+            steps.mask
+            & (turn.roll(back, 1) == turn)
+            & (torch.arange(values.shape[1], device=turn.device) >= back)
+        )
         total, count = total + known.where(same, 0.0), count + same
         known = (known - rewards).roll(1, 1) / gamma
     return total / count.clamp(min=1)
@@ -38,9 +44,16 @@ class Fitted(Objective):
     def estimate(self, rewards, values, batch):
         advantages, returns = super().estimate(rewards, values, batch)
         past = past_mean(values, rewards, batch, gamma=self.config.gamma)
-        x = torch.stack([torch.ones_like(values), values, past], 2).double() * batch.steps.mask[..., None]  # [B, S, 3]
-        gram, moment = x.mT @ x, x.mT @ (advantages + values).double()[..., None]  # of each response
-        others = torch.linalg.pinv(gram.sum(0) - gram, hermitian=True, rtol=1e-9) @ (moment.sum(0) - moment)
+        # [B, S, 3]
+        x = (
+            torch.stack([torch.ones_like(values), values, past], 2).double()
+            * batch.steps.mask[..., None]
+        )
+        # of each response
+        gram, moment = x.mT @ x, x.mT @ (advantages + values).double()[..., None]
+        others = torch.linalg.pinv(gram.sum(0) - gram, hermitian=True, rtol=1e-9) @ (
+            moment.sum(0) - moment
+        )
         return advantages + values - (x @ others)[..., 0].to(values), returns
 
 
@@ -69,7 +82,8 @@ class EntropyMask(Objective):
     def advantages(self, batch, outputs):
         made = super().advantages(batch, outputs)
         entropy = batch.steps.pool(made.entropy)  # [B, S], the mean over a macro action
-        lowest = entropy[batch.steps.mask].quantile(1 - self.share)  # of all responses of the update
+        # of all responses of the update
+        lowest = entropy[batch.steps.mask].quantile(1 - self.share)
         return replace(made, advantages=made.advantages.where(entropy >= lowest, 0.0))
 
 
@@ -88,7 +102,8 @@ class SamplerWeights(Objective):
     most = 3.0
 
     def policy_loss(self, batch, outputs, old, count):
-        if (sampled := batch.rollout.sampled_logprobs) is None:  # as after --resume with --sampler generate
+        # as after --resume with --sampler generate
+        if (sampled := batch.rollout.sampled_logprobs) is None:
             return super().policy_loss(batch, outputs, old, count)
         weights = (old.logprobs - sampled).exp().clamp(max=self.most)  # [B, T]
         gain = weights * batch.steps.broadcast(old.advantages)

@@ -21,9 +21,15 @@ KINDS = {
 
 def right(prompts, responses, kind, task, **row):
     """Return reasoning-gym's score of each response's last line, 0 to 1; `kind` and `task` are columns of the file."""
-    answers = [(response.strip().splitlines() or [""])[-1].removeprefix("Answer:").strip() for response in responses]
+    answers = [
+        (response.strip().splitlines() or [""])[-1].removeprefix("Answer:").strip()
+        for response in responses
+    ]
     rows = zip(answers, kind, task, strict=True)
-    return [checker(name)(answer if harmless(name, answer) else "", known) for answer, name, known in rows]
+    return [
+        checker(name)(answer if harmless(name, answer) else "", known)
+        for answer, name, known in rows
+    ]
 
 
 checker = cache(reasoning_gym.get_score_answer_fn)
@@ -37,8 +43,15 @@ def harmless(kind, answer):
 def rows(count, seed=0):
     """Return `count` tasks, equally many of each kind: the prompt, an answer for SFT, and what `right` needs."""
     for kind, options in KINDS.items():
-        for task in reasoning_gym.create_dataset(kind, size=count // len(KINDS), seed=seed, **options):
-            yield {"prompt": f"{task['question']}\nAnswer:", "answer": f" {task['answer']}", "kind": kind, "task": task}
+        for task in reasoning_gym.create_dataset(
+            kind, size=count // len(KINDS), seed=seed, **options
+        ):
+            yield {
+                "prompt": f"{task['question']}\nAnswer:",
+                "answer": f" {task['answer']}",
+                "kind": kind,
+                "task": task,
+            }
 
 
 if __name__ == "__main__":

@@ -23,7 +23,9 @@ class StanzaParser:
 
     def __call__(self, text):
         sentences = self.pipeline(text).sentences if text.strip() else []
-        return [sentence for sentence in map(read_sentence, sentences) if sentence.start < sentence.end]
+        return [
+            sentence for sentence in map(read_sentence, sentences) if sentence.start < sentence.end
+        ]
 
 
 def read_sentence(sentence):
@@ -39,9 +41,15 @@ def read_sentence(sentence):
     tree = sentence.constituency and read_tree(sentence.constituency)
     if not tree or len(tree.leaves()) != len(spans):
         return ParsedSentence(start, end, None)
-    return ParsedSentence(start, end, place_leaves(tree, [(a - start, b - start) for a, b in spans], tree.leaves()))
+    return ParsedSentence(
+        start, end, place_leaves(tree, [(a - start, b - start) for a, b in spans], tree.leaves())
+    )
 
 
 def read_tree(tree):
     """Convert stanza's tree (`label`, `children`; a leaf has none) to an `nltk.Tree` with plain words as leaves."""
-    return nltk.Tree(tree.label, [read_tree(child) for child in tree.children]) if tree.children else tree.label
+    return (
+        nltk.Tree(tree.label, [read_tree(child) for child in tree.children])
+        if tree.children
+        else tree.label
+    )

@@ -48,7 +48,9 @@ class Servers:
     def __init__(self):
         self.folder = Path(os.environ.get("VLLM_FOLDER") or "vllm-adapters").resolve()
         key = os.environ.get("VLLM_API_KEY", "").strip()
-        self.clients = [connect(f"{url}/v1", key, "VLLM_API_KEY", max_retries=RETRIES) for url in addresses()]
+        self.clients = [
+            connect(f"{url}/v1", key, "VLLM_API_KEY", max_retries=RETRIES) for url in addresses()
+        ]
 
     def __call__(self, model, tokenizer, prompts, sampling):
         """Return one response to each prompt, with the servers' log-probabilities in `sampled_logprobs`.
@@ -57,10 +59,13 @@ class Servers:
         answer or lacks the adapter.
         """
         ends, ids = end_of_text(model, tokenizer), encode_prompts(tokenizer, prompts)
-        settings = request(sampling, ends) | {"vocabulary": model.config.get_text_config().vocab_size}
+        settings = request(sampling, ends) | {
+            "vocabulary": model.config.get_text_config().vocab_size
+        }
 
         def ask_row(row):
-            client = self.clients[row * len(self.clients) // len(ids)]  # answers to one prompt from one server
+            # answers to one prompt from one server
+            client = self.clients[row * len(self.clients) // len(ids)]
             seed = random.Random(sampling.names[row]).getrandbits(63)
             return ask(client, model=served, prompt=ids[row], seed=seed, **settings)
 
@@ -121,7 +126,9 @@ class Servers:
 
 def addresses():
     """Return the servers' addresses in VLLM_URL, without a slash at the end."""
-    urls = [url.strip().rstrip("/") for url in os.environ.get("VLLM_URL", "").split(",") if url.strip()]
+    urls = [
+        url.strip().rstrip("/") for url in os.environ.get("VLLM_URL", "").split(",") if url.strip()
+    ]
     fix = "export addresses such as http://localhost:8000, without /v1"
     if not urls:
         raise InputError(f"VLLM_URL: not set: {fix}")
@@ -137,7 +144,9 @@ def asking(client):
     try:
         yield
     except openai.OpenAIError as error:
-        raise ServerError(f"{client.base_url}: it fails ({one_line(error)}): see that it runs, and its log") from None
+        raise ServerError(
+            f"{client.base_url}: it fails ({one_line(error)}): see that it runs, and its log"
+        ) from None
 
 
 @contextmanager
@@ -152,7 +161,12 @@ def random_state_kept():
 
 def request(sampling, ends):
     """Return the settings that all requests of a batch share; all are given, so that no default of a server counts."""
-    more = {"min_p": 0.0, "repetition_penalty": 1.0, "return_token_ids": True, "stop_token_ids": list(ends)}
+    more = {
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "return_token_ids": True,
+        "stop_token_ids": list(ends),
+    }
     return {
         "max_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
@@ -181,11 +195,14 @@ def load(client, place):
     with asking(client):
         try:
             client.post("/load_lora_adapter", body=body, cast_to=str)
-        except openai.APIStatusError as error:  # also if a first try succeeded and its answer was lost
+        # also if a first try succeeded and its answer was lost
+        except openai.APIStatusError as error:
             reason = one_line(error)
     if place.name not in models(client):
         fix = "it must see this folder and run with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora, --max-lora-rank"
-        raise ServerError(f"{client.base_url}: it does not load the adapter {place} ({reason}): {fix}")
+        raise ServerError(
+            f"{client.base_url}: it does not load the adapter {place} ({reason}): {fix}"
+        )
 
 
 def models(client):
@@ -213,5 +230,7 @@ def ask(client, vocabulary, **request):
     )
     if not is_whole or answer.model != request["model"]:
         what = f"no whole response of {request['model']} with ids of its vocabulary and finite log-probabilities"
-        raise ServerError(f"{client.base_url}: {what}: it must be vLLM, and one that knows return_token_ids")
+        raise ServerError(
+            f"{client.base_url}: {what}: it must be vLLM, and one that knows return_token_ids"
+        )
     return tokens, logprobs

@@ -35,7 +35,11 @@ def mark(source: Path) -> str:
 
 def width(source: Path) -> int:
     """The width of the window: a diagram's own, or that of a notebook's page."""
-    return int(re.search(r'<svg[^>]* width="(\d+)', source.read_text("utf-8"))[1]) if source.suffix == ".svg" else WIDTH
+    return (
+        int(re.search(r'<svg[^>]* width="(\d+)', source.read_text("utf-8"))[1])
+        if source.suffix == ".svg"
+        else WIDTH
+    )
 
 
 def take(browser: str, source: Path) -> None:
@@ -45,11 +49,13 @@ def take(browser: str, source: Path) -> None:
         size = f"--window-size={width(source)},{HEIGHT}"
         browse(browser, source, f"--screenshot={shot}", size, "--hide-scrollbars")
         picture = Image.open(shot).convert("RGB")
-    background = Image.new("RGB", picture.size, picture.getpixel((picture.width - 1, picture.height - 1)))
-    _, _, right, bottom = difference(picture, background).getbbox()
-    picture = picture.crop((0, 0, min(right + 8, picture.width), min(bottom + 8, picture.height))).quantize(
-        **PALETTE | {"colors": 16}
+    background = Image.new(
+        "RGB", picture.size, picture.getpixel((picture.width - 1, picture.height - 1))
     )
+    _, _, right, bottom = difference(picture, background).getbbox()
+    picture = picture.crop(
+        (0, 0, min(right + 8, picture.width), min(bottom + 8, picture.height))
+    ).quantize(**PALETTE | {"colors": 16})
     note = PngInfo()
     note.add_text("source", mark(source))
     picture.save(source.with_suffix(".png"), optimize=True, pnginfo=note)

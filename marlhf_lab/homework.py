@@ -33,7 +33,10 @@ def one_case(draw: torch.Generator) -> dict[str, tuple[list, torch.Tensor]]:
         "values": (_plain(values[0], spans), pooled[0]),
         "advantages": (_plain(rewards[0], pooled[0], lam), advantages[0]),
         "to_tokens": (_plain(advantages[0], spans), spread[0]),
-        "loss": (_plain(new[0], old[0], spread[0], 0.2), policy_loss(new, old, advantages, macro, clip=0.2)[0]),
+        "loss": (
+            _plain(new[0], old[0], spread[0], 0.2),
+            policy_loss(new, old, advantages, macro, clip=0.2)[0],
+        ),
     }
 
 
@@ -79,14 +82,20 @@ def main(path: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("answers", type=Path, help="file with your functions")
-    parser.add_argument("--start", action="store_true", help="write this file: the assignment without its functions")
+    parser.add_argument(
+        "--start", action="store_true", help="write this file: the assignment without its functions"
+    )
     args = parser.parse_args()
     if args.start:
         if not build_it.WHOLE.is_file():
-            parser.error("--start: the single file is not in an installed package: use a copy of the repository")
+            parser.error(
+                "--start: the single file is not in an installed package: use a copy of the repository"
+            )
         if args.answers.exists():
             parser.error(f"{args.answers}: there is a file already: choose another name")
-        args.answers.write_text(build_it.starter(build_it.WHOLE.read_text(encoding="utf-8")), encoding="utf-8")
+        args.answers.write_text(
+            build_it.starter(build_it.WHOLE.read_text(encoding="utf-8")), encoding="utf-8"
+        )
     elif not args.answers.is_file():
         parser.error(f"{args.answers}: no such file")
     else:

@@ -17,7 +17,13 @@ import yaml
 from marlhf_lite import __version__
 from marlhf_lite.config import commands
 from marlhf_lite.config.commands import COMMANDS, added_commands
-from marlhf_lite.config.parser import given, list_presets, parse_and_name_presets, preset_file, read_presets
+from marlhf_lite.config.parser import (
+    given,
+    list_presets,
+    parse_and_name_presets,
+    preset_file,
+    read_presets,
+)
 from marlhf_lite.experiments.inputs import check_dataset, find_inputs
 from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.utils.errors import InputError, disk_fault, one_line
@@ -44,7 +50,8 @@ def _write_out(code: int) -> int:
     try:
         print(end="", flush=True)
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes once more when it ends
+        # Python writes once more when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not code:
             print(f"marlhf: error: {disk_fault(error) or one_line(error)}", file=sys.stderr)
         return code or 2
@@ -61,7 +68,9 @@ def _run(argv: Sequence[str]) -> int:
         fault = str(error) if isinstance(error, InputError) else disk_fault(error)
         if not fault:
             raise
-        lines = [f"marlhf: error: {line}" for line in printable(fault + _advice(error)).splitlines()]
+        lines = [
+            f"marlhf: error: {line}" for line in printable(fault + _advice(error)).splitlines()
+        ]
         print("\n".join(lines), file=sys.stderr)
         return 2
     return 0
@@ -76,8 +85,14 @@ def dispatch(argv: Sequence[str]) -> None:
     """Do what the words ask for. Raises `InputError`, of several problems with one line per problem."""
     kinds = COMMANDS | added_commands()
     if not argv or argv[0] in ("-h", "--help"):
-        about = {name: kind.__doc__.partition("\n")[0] for name, kind in kinds.items()} | {"presets": PRESETS}
-        print(TEXTS["usage"].format(commands="\n".join(f"  {name:<10} {text}" for name, text in about.items())))
+        about = {name: kind.__doc__.partition("\n")[0] for name, kind in kinds.items()} | {
+            "presets": PRESETS
+        }
+        print(
+            TEXTS["usage"].format(
+                commands="\n".join(f"  {name:<10} {text}" for name, text in about.items())
+            )
+        )
     elif argv[0] == "--version":
         print(f"marlhf-lite {__version__}")
     elif argv[0] == "presets":
@@ -85,20 +100,25 @@ def dispatch(argv: Sequence[str]) -> None:
     elif argv[0] in kinds:
         run_command(argv[0], kinds[argv[0]], argv[1:])
     else:
-        raise InputError(f"{argv[0]}: unknown command: choose from {', '.join([*kinds, 'presets'])}")
+        raise InputError(
+            f"{argv[0]}: unknown command: choose from {', '.join([*kinds, 'presets'])}"
+        )
 
 
 def run_command(name: str, kind: type[commands.Checked], words: Sequence[str]) -> None:
     """Read the options, then do the work. An error that stops a run gets a note that tells how to resume."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("OMP_NUM_THREADS", str(choose_threads()))  # before torch is imported, which reads it once
+    # before torch is imported, which reads it once
+    os.environ.setdefault("OMP_NUM_THREADS", str(choose_threads()))
     if kind is commands.DataCommand and words and not words[0].startswith("-"):
         words = ["--dataset", *words]
     options, presets = parse_and_name_presets(name, words, kind)
     check_versions("marlhf-lite")
     is_stage = issubclass(kind, commands.StageCommand)
     if is_stage and not options.output_dir:
-        options = replace(options, output_dir=str(Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"))
+        options = replace(
+            options, output_dir=str(Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+        )
     try:
         if kind is commands.DemoCommand:
             run_demo(options, presets, words)
@@ -115,12 +135,15 @@ def run_command(name: str, kind: type[commands.Checked], words: Sequence[str]) -
 
 
 def _how_to_resume(name: str, options: commands.Checked) -> str:
-    if name == "judge" or getattr(options, "resumes", False):  # it leaves no run, and needs no option to resume
+    # it leaves no run, and needs no option to resume
+    if name == "judge" or getattr(options, "resumes", False):
         return "what is done so far is kept: the same command continues"
     folder = Path(getattr(options, "output_dir", ""))
     if not (isinstance(options, commands.StageCommand) and is_run(folder)):
         return ""
-    return f"what was recorded so far in {folder} is whole: marlhf {name} --resume {folder} continues"
+    return (
+        f"what was recorded so far in {folder} is whole: marlhf {name} --resume {folder} continues"
+    )
 
 
 def print_presets(names: Sequence[str]) -> None:
@@ -129,7 +152,11 @@ def print_presets(names: Sequence[str]) -> None:
         names = []
         print(f"{PRESETS}\n\nexample: marlhf presets gemma-2b/tldr\n")
     files = [preset_file(name, f"marlhf presets {name}") for name in names]
-    print("\n".join(file.read_text(encoding="utf-8").rstrip("\n") for file in files) if files else list_presets())
+    print(
+        "\n".join(file.read_text(encoding="utf-8").rstrip("\n") for file in files)
+        if files
+        else list_presets()
+    )
 
 
 # The work
@@ -173,7 +200,9 @@ def run_demo(options: commands.DemoCommand, presets: Sequence[str], words: Seque
         return [*words, "--resume", "", "--preset", preset, "--output_dir", str(folder)]
 
     if not options.resume:
-        options, presets = parse_and_name_presets("demo", begin("summaries", options.output_dir), commands.DemoCommand)
+        options, presets = parse_and_name_presets(
+            "demo", begin("summaries", options.output_dir), commands.DemoCommand
+        )
     with RunLock() as lock:
         with redirect_stdout(io.StringIO()) as start:  # printed when the second act begins
             opened = _open(options, presets, lock)
@@ -201,7 +230,9 @@ def preset_lines(options: commands.StageCommand, presets: Sequence[str]) -> list
     if taken:
         lines.append(f"{options.model}: by the preset pretrained: {', '.join(taken)}")
     if options.finetune == "full" and any("learning_rate" in name for name in taken):
-        lines.append("these rates are for adapters and too high for --finetune full: give lower ones")
+        lines.append(
+            "these rates are for adapters and too high for --finetune full: give lower ones"
+        )
     return lines
 
 
@@ -221,7 +252,8 @@ def _compare(options: commands.CompareCommand) -> None:
 def _judge(options: commands.JudgeCommand) -> None:
     from marlhf_lite.extras.judges.judges import run_judge
 
-    if os.environ.get("RANK", "0") == "0":  # an endpoint is paid once, whatever the number of processes
+    # an endpoint is paid once, whatever the number of processes
+    if os.environ.get("RANK", "0") == "0":
         run_judge(options)
 
 

@@ -64,7 +64,15 @@ def installed(tmp_path_factory) -> Path:
         if not shared.exists():
             pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
             wheel = tmp_path_factory.mktemp("wheel")
-            command = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheel), str(HERE.parent)]
+            command = [
+                *pip,
+                "wheel",
+                "--no-deps",
+                "--no-build-isolation",
+                "--wheel-dir",
+                str(wheel),
+                str(HERE.parent),
+            ]
             subprocess.run(command, check=True)
             target = wheel / "target"
             command = [*pip, "install", "--no-deps", "--no-index", "--target", str(target)]
@@ -86,7 +94,9 @@ def pad_is_eos(tokenizer):
     """A tokenizer whose pad token is its EOS token."""
     other = copy.deepcopy(tokenizer)
     other.pad_token = other.eos_token
-    assert other.pad_token_id == other.eos_token_id == tokenizer.eos_token_id != tokenizer.pad_token_id
+    assert (
+        other.pad_token_id == other.eos_token_id == tokenizer.eos_token_id != tokenizer.pad_token_id
+    )
     return other
 
 
@@ -97,7 +107,9 @@ def tiny(tmp_path_factory, tokenizer):
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256}
-    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
+    special = {
+        f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")
+    }
     config = GemmaConfig(vocab_size=len(tokenizer), initializer_range=0.3, **sizes, **special)
     GemmaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -185,8 +197,17 @@ def git(tmp_path):
     """A function that runs git in the test's folder, as somebody with a name; what git prints."""
 
     def run(*words):
-        names = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main"]
-        done = subprocess.run(["git", *names, *words], cwd=tmp_path, check=True, capture_output=True, text=True)
+        names = [
+            "-c",
+            "user.name=t",
+            "-c",
+            "user.email=t@example.org",
+            "-c",
+            "init.defaultBranch=main",
+        ]
+        done = subprocess.run(
+            ["git", *names, *words], cwd=tmp_path, check=True, capture_output=True, text=True
+        )
         return done.stdout.strip()
 
     return run

@@ -12,7 +12,9 @@ import yaml
 
 from marlhf_lab.figures.exercises import taken
 
-ANSWERS = yaml.safe_load((Path(__file__).parent / "data" / "exercise_answers.yaml").read_text(encoding="utf-8"))
+ANSWERS = yaml.safe_load(
+    (Path(__file__).parent / "data" / "exercise_answers.yaml").read_text(encoding="utf-8")
+)
 
 
 def name_of(cell: str) -> str | None:
@@ -33,7 +35,10 @@ def faults(lesson: str, cell: str, names: dict) -> list[str]:
     name, found = name_of(cell), []
     check = re.sub(r"^\w+ = \.\.\..*", "", cell, flags=re.M)
     answers = ANSWERS[lesson][name]
-    for place, answer, form in [(0, answers[0], in_numpy), *((i, x, lambda y: y) for i, x in enumerate(answers))]:
+    for place, answer, form in [
+        (0, answers[0], in_numpy),
+        *((i, x, lambda y: y) for i, x in enumerate(answers)),
+    ]:
         scope = dict(names)
         exec(answer, scope)
         scope[name] = taken(form(scope[name]))
@@ -43,5 +48,7 @@ def faults(lesson: str, cell: str, names: dict) -> list[str]:
         except AssertionError:
             refused = True
         if refused != (place > 0):
-            found.append(f"{lesson} {name}: {'refused' if refused else 'accepted'}: {answer.strip()}")
+            found.append(
+                f"{lesson} {name}: {'refused' if refused else 'accepted'}: {answer.strip()}"
+            )
     return found

@@ -21,8 +21,12 @@ def unlabelled(figure):
     for place, ax in enumerate(figure.axes):
         if not (ax.axison and ax.get_visible() and ax.has_data()):
             continue
-        x = bool(figure.get_supxlabel()) or any(a.get_xlabel() for a in ax.get_shared_x_axes().get_siblings(ax))
-        y = bool(figure.get_supylabel()) or any(a.get_ylabel() for a in ax.get_shared_y_axes().get_siblings(ax))
+        x = bool(figure.get_supxlabel()) or any(
+            a.get_xlabel() for a in ax.get_shared_x_axes().get_siblings(ax)
+        )
+        y = bool(figure.get_supylabel()) or any(
+            a.get_ylabel() for a in ax.get_shared_y_axes().get_siblings(ax)
+        )
         if not (x and y) and not (ax.get_label() == "<colorbar>" and (x or y)):
             lines.append(f"figure {figure.number}, axes {place}: no label on {'y' if x else 'x'}")
     return lines
@@ -35,11 +39,19 @@ def strange_colours(figure):
         if isinstance(artist, ScalarMappable) and artist.get_array() is not None:
             found |= {artist.get_cmap().name} - SCALES
         else:
-            getters = [getattr(artist, f"get_{name}", None) for name in ("color", "facecolor", "edgecolor")]
+            getters = [
+                getattr(artist, f"get_{name}", None) for name in ("color", "facecolor", "edgecolor")
+            ]
             found |= {
-                to_hex(c) for get in getters if get for c in to_rgba_array(get()) if c[3] and np.ptp(c[:3]) > 0.01
+                to_hex(c)
+                for get in getters
+                if get
+                for c in to_rgba_array(get())
+                if c[3] and np.ptp(c[:3]) > 0.01
             }
-    return [f"figure {figure.number}: {colour} is not in the table" for colour in sorted(found - TABLE)]
+    return [
+        f"figure {figure.number}: {colour} is not in the table" for colour in sorted(found - TABLE)
+    ]
 
 
 def check_figures():

@@ -26,11 +26,14 @@ from marlhf_lite.utils.run_folder import RunFolder
 
 def sharding(accelerator, precision="no"):
     """FSDP2 on a CPU, which torch can do; accelerate would choose it on GPUs alone."""
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="transformer_based_wrap")
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap"
+    )
     if precision != "no":
         plugin.set_mixed_precision(precision)
     accelerator.state._shared_state["_mixed_precision"] = precision
-    for state in (accelerator.state, PartialState()):  # later accelerators take over what the second says
+    # later accelerators take over what the second says
+    for state in (accelerator.state, PartialState()):
         state._shared_state["distributed_type"] = DistributedType.FSDP
     accelerator.state._shared_state["fsdp_plugin"] = plugin
     return accelerator
@@ -50,7 +53,10 @@ def update(job, accelerator):
     models = build_models(base, job["sft"], job["rm"])
     config = PPOTrainerConfig(**job["ppo"], **job["how"], max_response_length=12)
     tokenizer, prompts = load_tokenizer(job["model"]["model"]), job["rollout"]["prompts"]
-    how = {"accelerator": accelerator, "objective": WithoutCritic if job["without_critic"] else None}
+    how = {
+        "accelerator": accelerator,
+        "objective": WithoutCritic if job["without_critic"] else None,
+    }
     trainer = PPOTrainer(models, tokenizer, prompts, None, None, config, **how)
     grads, summed, backward = {}, [], accelerator.backward
 
@@ -77,7 +83,10 @@ def update(job, accelerator):
     roles = {role: getattr(models, role) for role in ("policy", "reference", "reward", "critic")}
     return {
         "moved": moved,
-        "formats": {role: sorted({str(p.dtype) for p in model.parameters()}) for role, model in roles.items()},
+        "formats": {
+            role: sorted({str(p.dtype) for p in model.parameters()})
+            for role, model in roles.items()
+        },
         "grads": grads,
         "weights": weights,
         "row": row,
@@ -117,7 +126,10 @@ def trainer_of(job, accelerator, run, updates, sampler=generate):
     """A trainer of all weights with checkpoints, and tests while training."""
     models = build_models(load_base(ModelConfig(**job["model"])), job["sft"], job["rm"])
     tokenizer, prompts = load_tokenizer(job["model"]["model"]), job["rollout"]["prompts"]
-    reward, rates = ModelReward(models.reward), {"policy_learning_rate": 1e-3, "critic_learning_rate": 1e-3}
+    reward, rates = (
+        ModelReward(models.reward),
+        {"policy_learning_rate": 1e-3, "critic_learning_rate": 1e-3},
+    )
     kept = {"checkpoint_every": 2, "eval_every": 2}
     return PPOTrainer(
         models,
@@ -170,7 +182,10 @@ def train(job, accelerator, folder):
     for name, updates in (("whole", 6), ("run", 4), ("run", 6)):
         run = RunFolder.open(folder / name)
         trainer = trainer_of(job, accelerator, run, updates, looking(generate, "sampling"))
-        trainer.score, trainer.learn = looking(trainer.score, "scoring"), looking(trainer.learn, "training")
+        trainer.score, trainer.learn = (
+            looking(trainer.score, "scoring"),
+            looking(trainer.learn, "training"),
+        )
         histories.append(list(trainer.train(resume=len(histories) == 2)))
         trainer.save(run.path)
     return {"histories": histories, "shares": shares, "one more": one_more(job, trainer)}
@@ -183,7 +198,9 @@ def main(folder: Path) -> None:
     results = {"micro_batch_size": fit(jobs["plain"], accelerator)}
     for name, job in jobs.items():
         sharded = job.get("sharded") and accelerator.num_processes > 1
-        results[name] = update(job, sharding(accelerator, job["precision"]) if sharded else accelerator)
+        results[name] = update(
+            job, sharding(accelerator, job["precision"]) if sharded else accelerator
+        )
     if sharded:
         results |= train(job, accelerator, folder)
     if accelerator.is_main_process:

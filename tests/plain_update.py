@@ -17,7 +17,10 @@ NAMES = ("policy", "critic")
 
 
 def options(**changes):
-    return PPOConfig(**{"kl_coef": BETA, "max_grad_norm": 1e9, "warmup_updates": 0, "micro_batch_size": 4} | changes)
+    return PPOConfig(
+        **{"kl_coef": BETA, "max_grad_norm": 1e9, "warmup_updates": 0, "micro_batch_size": 4}
+        | changes
+    )
 
 
 def learner(models, config, macro_config=None, started=True, objective=None):
@@ -36,7 +39,9 @@ def record(made):
     def keep(*_):
         for name in NAMES:
             model, parameters = getattr(made.models, name).model, made.parameters[name]
-            steps[name].append(([p.grad.clone() for p in parameters], copy.deepcopy(model).double()))
+            steps[name].append(
+                ([p.grad.clone() for p in parameters], copy.deepcopy(model).double())
+            )
 
     made.optimizer.optimizer.register_step_pre_hook(keep)
     return steps
@@ -79,28 +84,45 @@ def numbers(rows):
 
 def plain_losses(models, rollout, parts, how, ppo, old=None, made=None):
     """Algorithm 1 by loops. Without `old` the models are those that sampled; `made` are advantages and returns."""
-    logprobs, values = plain_pass(*models, rollout, ppo.temperature if ppo.logprobs_at_temperature else 1.0)
+    logprobs, values = plain_pass(
+        *models, rollout, ppo.temperature if ppo.logprobs_at_temperature else 1.0
+    )
     old_logprobs, old_values = old or (numbers(logprobs), numbers(values))
     policy, value, estimates = [], [], []
     for i, lengths in enumerate(parts):
         theirs = rollout.ref_logprobs[i][rollout.mask[i]].double().tolist()
         gaps = [a - b for a, b in zip(old_logprobs[i], theirs)]
-        rewards = [-ppo.kl_coef * (math.exp(-d) - 1 + d if "k3" in ppo.objective else d) for d in gaps]
+        rewards = [
+            -ppo.kl_coef * (math.exp(-d) - 1 + d if "k3" in ppo.objective else d) for d in gaps
+        ]
         score = float(rollout.scores[i])
         score = ref.clamp(score, -ppo.score_clip, ppo.score_clip) if ppo.score_clip else score
         rewards = ref.rewards(rewards, score, lengths, how.reward_pooling, how.rho, how.sigma)
         named = dict((name.split("=") + [1.0])[:2] for name in ppo.objective.split(",") if name)
-        lam = max(1 - 1 / (float(named["vapo"]) * max(len(lengths), 1)), 0.0) if "vapo" in named else ppo.lam
+        lam = (
+            max(1 - 1 / (float(named["vapo"]) * max(len(lengths), 1)), 0.0)
+            if "vapo" in named
+            else ppo.lam
+        )
         pooled = ref.pool(old_values[i], lengths, how.sigma)
         gains, returns = ref.gae(rewards, pooled, ppo.gamma, lam)
         if "vc_ppo" in named:
             _, returns = ref.gae(rewards, pooled, ppo.gamma, float(named["vc_ppo"]))
         gains, returns = (gains, returns) if made is None else made[i]
         estimates.append((gains, returns))
-        policy.append(ref.policy_terms(logprobs[i], old_logprobs[i], gains, lengths, ppo.cliprange, how.ratio))
+        policy.append(
+            ref.policy_terms(logprobs[i], old_logprobs[i], gains, lengths, ppo.cliprange, how.ratio)
+        )
         clip = ppo.cliprange_value or None
-        value.append(ref.value_terms(values[i], old_values[i], returns, lengths, clip, how.value_target, how.sigma))
-    losses = (ref.mean(terms, "response" if "released" in ppo.objective else "token") for terms in (policy, value))
+        value.append(
+            ref.value_terms(
+                values[i], old_values[i], returns, lengths, clip, how.value_target, how.sigma
+            )
+        )
+    losses = (
+        ref.mean(terms, "response" if "released" in ppo.objective else "token")
+        for terms in (policy, value)
+    )
     return *losses, (old_logprobs, old_values), estimates
 
 

@@ -72,8 +72,12 @@ class Batch:
         self.turns = [turn_lengths(row) for row in masks]
         self.parts = [[n for turn in row for n in random_lengths(rng, turn)] for row in self.turns]
         self.old_logprobs = self._pad(-torch.rand(rows, self.T, generator=g) * 4)
-        self.logprobs = self._pad(self.old_logprobs + noise * torch.randn(rows, self.T, generator=g))
-        self.ref_logprobs = self._pad(self.old_logprobs + 0.4 * torch.randn(rows, self.T, generator=g))
+        self.logprobs = self._pad(
+            self.old_logprobs + noise * torch.randn(rows, self.T, generator=g)
+        )
+        self.ref_logprobs = self._pad(
+            self.old_logprobs + 0.4 * torch.randn(rows, self.T, generator=g)
+        )
         self.old_values = self._pad(torch.randn(rows, self.T, generator=g))
         self.values = self._pad(self.old_values + 0.3 * torch.randn(rows, self.T, generator=g))
         self.scores = torch.randn(rows, generator=g)
@@ -86,7 +90,9 @@ class Batch:
         """A random [B,S] tensor with NaN on padding."""
         parts = parts or self.parts
         x = torch.randn(self.B, max(map(len, parts)), generator=self.generator)
-        return x.masked_fill(~torch.tensor([[s < len(p) for s in range(x.shape[1])] for p in parts]), float("nan"))
+        return x.masked_fill(
+            ~torch.tensor([[s < len(p) for s in range(x.shape[1])] for p in parts]), float("nan")
+        )
 
     def rows(self, x):
         """[B,T] → lists of floats, valid tokens only."""
@@ -111,7 +117,9 @@ def valid(x, parts):
 
 def padded(lists, width):
     """Lists of floats → [B,width] float64, 0 on padding."""
-    return torch.tensor([list(map(float, row)) + [0.0] * (width - len(row)) for row in lists], dtype=torch.float64)
+    return torch.tensor(
+        [list(map(float, row)) + [0.0] * (width - len(row)) for row in lists], dtype=torch.float64
+    )
 
 
 # -- macro actions ----------------------------------------------------------------------------------------------------
@@ -204,7 +212,10 @@ def value_terms(new, old, returns, lengths, clip=0.2, target="token", sigma="equ
     terms = []
     for v, u, goal in zip(new, old, goals):
         plain = (v - goal) ** 2
-        terms.append(0.5 * (plain if clip is None else max(plain, (clamp(v, u - clip, u + clip) - goal) ** 2)))
+        terms.append(
+            0.5
+            * (plain if clip is None else max(plain, (clamp(v, u - clip, u + clip) - goal) ** 2))
+        )
     return terms
 
 

@@ -18,12 +18,16 @@ import time
 from collections import Counter
 from unittest import mock
 
-os.environ["ACCELERATE_TORCH_DEVICE"] = "second:0"  # where there is no GPU, accelerate and transformers ask for it
+# where there is no GPU, accelerate and transformers ask for it
+os.environ["ACCELERATE_TORCH_DEVICE"] = "second:0"
 
 import safetensors.torch
 import torch
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
-from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import (
+    _DummyBackendModule,
+    _setup_privateuseone_for_python_backend,
+)
 
 
 class Module(_DummyBackendModule):
@@ -37,7 +41,8 @@ _setup_privateuseone_for_python_backend("second", Module())
 
 SECOND = torch.device("second", 0)
 aten = torch.ops.aten
-COPIES = (aten._to_copy.default, aten.copy_.default)  # these alone take numbers from one device to another
+# these alone take numbers from one device to another
+COPIES = (aten._to_copy.default, aten.copy_.default)
 # As on CUDA, the second argument of these, the indices, may be on the CPU.
 INDEXING = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index)
 counts = Counter()
@@ -49,7 +54,9 @@ class OnSecond(torch.Tensor):
     @staticmethod
     def __new__(cls, numbers):
         layout = {"strides": numbers.stride(), "storage_offset": numbers.storage_offset()}
-        made = torch.Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=numbers.dtype, device=SECOND, **layout)
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, numbers.shape, dtype=numbers.dtype, device=SECOND, **layout
+        )
         made.numbers = numbers
         return made
 
@@ -67,11 +74,15 @@ class OnSecond(torch.Tensor):
 
     def __deepcopy__(self, memo):
         if id(self) not in memo:
-            copied = memo[id(self)] = OnSecond(self.numbers.clone()).requires_grad_(self.requires_grad)
-            copied._is_param = getattr(self, "_is_param", False)  # how torch knows parameters of another class
+            copied = memo[id(self)] = OnSecond(self.numbers.clone()).requires_grad_(
+                self.requires_grad
+            )
+            # how torch knows parameters of another class
+            copied._is_param = getattr(self, "_is_param", False)
         return memo[id(self)]
 
-    def __reduce_ex__(self, protocol):  # `torch.save` writes the numbers; read again, they are on the CPU
+    # `torch.save` writes the numbers; read again, they are on the CPU
+    def __reduce_ex__(self, protocol):
         return self.numbers.__reduce_ex__(protocol)
 
     def tolist(self):
@@ -89,7 +100,9 @@ def compute(operation, *args, **kwargs):
     leaves, tree = tree_flatten((args, kwargs))
     if operation not in COPIES:
         refuse_strangers(operation, args, kwargs)
-    args, kwargs = tree_unflatten([x.numbers if isinstance(x, OnSecond) else x for x in leaves], tree)
+    args, kwargs = tree_unflatten(
+        [x.numbers if isinstance(x, OnSecond) else x for x in leaves], tree
+    )
     there = torch.device(kwargs.get("device") or SECOND) == SECOND
     if operation is aten.copy_.default:
         there = isinstance(leaves[0], OnSecond)
@@ -99,10 +112,15 @@ def compute(operation, *args, **kwargs):
     counts["operations"] += 1
     if not there:
         return result
-    if any(x.dtype == torch.float64 for x in tree_flatten(result)[0] if isinstance(x, torch.Tensor)):
+    if any(
+        x.dtype == torch.float64 for x in tree_flatten(result)[0] if isinstance(x, torch.Tensor)
+    ):
         raise TypeError(f"{operation}: second:0 has no float64")
-    known = {id(x.numbers): x for x in leaves if isinstance(x, OnSecond)}  # in place: the tensor that was changed
-    return tree_map_only(torch.Tensor, lambda x: known[id(x)] if id(x) in known else OnSecond(x), result)
+    # in place: the tensor that was changed
+    known = {id(x.numbers): x for x in leaves if isinstance(x, OnSecond)}
+    return tree_map_only(
+        torch.Tensor, lambda x: known[id(x)] if id(x) in known else OnSecond(x), result
+    )
 
 
 def refuse_strangers(operation, args, kwargs):
@@ -111,13 +129,17 @@ def refuse_strangers(operation, args, kwargs):
         args = (args[0], *args[2:])
     for x in tree_flatten((args, kwargs))[0]:
         if isinstance(x, torch.Tensor) and not isinstance(x, OnSecond) and x.dim():
-            raise RuntimeError(f"{operation}: not on one device: second:0, and cpu for the shape {tuple(x.shape)}")
+            raise RuntimeError(
+                f"{operation}: not on one device: second:0, and cpu for the shape {tuple(x.shape)}"
+            )
 
 
 # Tensors that are made on the device, and copies inside `torch.tensor`, do not pass through the class.
 kernels = torch.library.Library("aten", "IMPL")
 for made in (aten.empty.memory_format, aten.empty_strided.default, aten.copy_.default):
-    kernels.impl(made, lambda *args, made=made, **kwargs: compute(made, *args, **kwargs), "PrivateUse1")
+    kernels.impl(
+        made, lambda *args, made=made, **kwargs: compute(made, *args, **kwargs), "PrivateUse1"
+    )
 
 
 def load_file(filename, device="cpu", load=safetensors.torch.load_file, **kwargs):
@@ -136,7 +158,9 @@ def run(words):
     if words[0] != "planted":
         return main(words) == 0 and counts["operations"] > 0
     mask_of = rollout.response_mask
-    with mock.patch.object(rollout, "response_mask", lambda *given: tuple(x.cpu() for x in mask_of(*given))):
+    with mock.patch.object(
+        rollout, "response_mask", lambda *given: tuple(x.cpu() for x in mask_of(*given))
+    ):
         try:
             main(words[1:])
         except RuntimeError as error:
@@ -150,6 +174,8 @@ if __name__ == "__main__":
         begin = time.process_time()
         done = run(shlex.split(line))
         seconds = time.process_time() - begin
-        print(f"{'ok' if done else 'FAILED'}: {line}: {counts['operations']} operations, {seconds:.1f} s of one core")
+        print(
+            f"{'ok' if done else 'FAILED'}: {line}: {counts['operations']} operations, {seconds:.1f} s of one core"
+        )
         if not done:
             sys.exit(1)

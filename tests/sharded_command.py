@@ -22,7 +22,13 @@ from marlhf_lite.cli import main
 from marlhf_lite.training.callbacks import Recorder
 
 # Of a process that no launcher started.
-ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+ALONE = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
+}
 plain_start, plain_end = Accelerator.__init__, Recorder.on_step_end
 
 
@@ -33,7 +39,10 @@ def sharded_start(self, *args, **kwargs):
 
 
 def end_of_step(self, args, state, control, **kwargs):
-    if state.global_step == int(os.environ.get("STOP_AT", 0)) and args.process_index == args.world_size - 1:
+    if (
+        state.global_step == int(os.environ.get("STOP_AT", 0))
+        and args.process_index == args.world_size - 1
+    ):
         os.kill(os.getpid(), signal.SIGTERM)
     plain_end(self, args, state, control, **kwargs)
 
@@ -65,7 +74,11 @@ if __name__ == "__main__":
     while words and not status:
         command, words = words[: [*words, "+"].index("+")], words[[*words, "+"].index("+") + 1 :]
         variables = [word.split("=", 1) for word in takewhile(lambda word: "=" in word, command)]
-        patches = [give_responses(trainer) for trainer in (RLOOTrainer, GRPOTrainer) if "GIVEN=1" in command]
+        patches = [
+            give_responses(trainer)
+            for trainer in (RLOOTrainer, GRPOTrainer)
+            if "GIVEN=1" in command
+        ]
         with mock.patch.dict(os.environ, variables), ExitStack() as stack:
             for patch in patches:
                 stack.enter_context(patch)

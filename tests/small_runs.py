@@ -44,7 +44,11 @@ def build(models, tokenizer, run=None, length=6, **changes):
 
     `test_prompts` are held-out prompts that it is tested on every `eval_every` updates.
     """
-    given = {"prompts": PROMPTS, "reward": FunctionReward(early_letters), "termination": FixedNGram(2)}
+    given = {
+        "prompts": PROMPTS,
+        "reward": FunctionReward(early_letters),
+        "termination": FixedNGram(2),
+    }
     given["accelerator"] = Accelerator()
     given |= {name: changes.pop(name) for name in GIVEN if name in changes}
     prompts = changes.pop("test_prompts", None)
@@ -70,7 +74,9 @@ def state(trainer):
 
 
 def same(ours, theirs):
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    return ours.keys() == theirs.keys() and all(
+        torch.equal(ours[name], theirs[name]) for name in ours
+    )
 
 
 def watch(trainer, look):
@@ -97,11 +103,15 @@ def same_checkpoints(one, other):
     flat = [dict(_leaves({k: v for k, v in state.items() if k != "logs"})) for state in states]
     if flat[0].keys() != flat[1].keys():
         return False
-    return all(torch.equal(x, flat[1][k]) if torch.is_tensor(x) else x == flat[1][k] for k, x in flat[0].items())
+    return all(
+        torch.equal(x, flat[1][k]) if torch.is_tensor(x) else x == flat[1][k]
+        for k, x in flat[0].items()
+    )
 
 
 def _leaves(value, name=""):
-    if isinstance(value, dict | list | tuple):  # torch makes lists of tuples when it loads an optimizer
+    # torch makes lists of tuples when it loads an optimizer
+    if isinstance(value, dict | list | tuple):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _leaves(item, f"{name}/{key}")
     else:
@@ -167,7 +177,8 @@ def run_child(path, folders, changes, seed=0, halt=0, limit=None):
         trainer.train(resume)
         trainer.save(path)
     except Exception as error:
-        (path / "error.txt").write_text(disk_fault(error) or one_line(error))  # as the command prints it
+        # as the command prints it
+        (path / "error.txt").write_text(disk_fault(error) or one_line(error))
         raise SystemExit(1) from error
 
 

@@ -3,7 +3,15 @@
 import json
 from functools import cache
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import PreTrainedTokenizerFast
 
 LINES = [
@@ -37,12 +45,17 @@ def _trained_bpe(splitter, vocab_size: int, bytes_too: bool = True) -> models.BP
     raw.train_from_iterator(
         LINES,
         trainers.BpeTrainer(
-            vocab_size=vocab_size, special_tokens=specials, show_progress=False, initial_alphabet=alphabet
+            vocab_size=vocab_size,
+            special_tokens=specials,
+            show_progress=False,
+            initial_alphabet=alphabet,
         ),
     )
     model = json.loads(raw.to_str())["model"]
     merges = [tuple(merge) for merge in model["merges"]]
-    return models.BPE(model["vocab"], merges, byte_fallback=bytes_too, unk_token="<unk>", fuse_unk=True)
+    return models.BPE(
+        model["vocab"], merges, byte_fallback=bytes_too, unk_token="<unk>", fuse_unk=True
+    )
 
 
 def _byte_level() -> Tokenizer:
@@ -55,19 +68,29 @@ def _byte_level() -> Tokenizer:
 
 def _with_spaces(vocab_size: int, split: bool = True, space_first: bool = False) -> Tokenizer:
     """Spaces are ▁; with `space_first` one is put first, and taken off again."""
-    raw = Tokenizer(_trained_bpe(pre_tokenizers.Split("▁", "merged_with_next") if split else None, vocab_size))
-    prepend, strip = ([normalizers.Prepend("▁")], [decoders.Strip(" ", 1, 0)]) if space_first else ([], [])
+    raw = Tokenizer(
+        _trained_bpe(pre_tokenizers.Split("▁", "merged_with_next") if split else None, vocab_size)
+    )
+    prepend, strip = (
+        ([normalizers.Prepend("▁")], [decoders.Strip(" ", 1, 0)]) if space_first else ([], [])
+    )
     raw.normalizer = normalizers.Sequence([*prepend, normalizers.Replace(" ", "▁")])
-    raw.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    raw.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
     return raw
 
 
 def _word_piece() -> Tokenizer:
     """Pieces inside words begin with ##, spaces come from decoding."""
     raw = Tokenizer(models.WordPiece(unk_token="<unk>"))
-    raw.pre_tokenizer, raw.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece(prefix="##", cleanup=True)
+    raw.pre_tokenizer, raw.decoder = (
+        pre_tokenizers.BertPreTokenizer(),
+        decoders.WordPiece(prefix="##", cleanup=True),
+    )
     raw.train_from_iterator(
-        LINES, trainers.WordPieceTrainer(vocab_size=160, special_tokens=SPECIALS, show_progress=False)
+        LINES,
+        trainers.WordPieceTrainer(vocab_size=160, special_tokens=SPECIALS, show_progress=False),
     )
     return raw
 
@@ -75,9 +98,11 @@ def _word_piece() -> Tokenizer:
 FAMILIES = {
     "byte_level": _byte_level,  # as GPT-2's
     "metaspace": lambda: _with_spaces(450, space_first=True),  # as Llama's
-    "byte_fallback": lambda: _with_spaces(330),  # as Gemma's, with so few merges that words fall into many pieces
+    # as Gemma's, with so few merges that words fall into many pieces
+    "byte_fallback": lambda: _with_spaces(330),
     "word_piece": _word_piece,  # as BERT's
-    "merged_spaces": lambda: _with_spaces(520, split=False),  # pieces run over spaces, such as `on▁the▁mat`
+    # pieces run over spaces, such as `on▁the▁mat`
+    "merged_spaces": lambda: _with_spaces(520, split=False),
 }
 NAMES = tuple(FAMILIES)
 

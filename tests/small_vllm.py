@@ -27,17 +27,30 @@ class SmallVLLM(ThreadingHTTPServer):
 
     def __init__(self, base, tokenizer, port=0, max_rank=16, max_length=256, lora=True, sees="/"):
         super().__init__(("127.0.0.1", port), Handler)
-        self.base, self.tokenizer, self.max_rank, self.max_length = base, tokenizer, max_rank, max_length
+        self.base, self.tokenizer, self.max_rank, self.max_length = (
+            base,
+            tokenizer,
+            max_rank,
+            max_length,
+        )
         self.routes = {"completions": self.complete}
         if lora:  # a server that was started without LoRA has no such routes
             self.routes |= {"load_lora_adapter": self.load, "unload_lora_adapter": self.unload}
-        self.sees, self.adapters, self.first, self.requests, self.script = Path(sees), {}, None, [], []
+        self.sees, self.adapters, self.first, self.requests, self.script = (
+            Path(sees),
+            {},
+            None,
+            [],
+            [],
+        )
         self.stale, self.forgets, self.loses = False, False, 0
         self.spoil, self.ends_after, self.lock = lambda answer: answer, None, threading.Lock()
         self.listed = lambda served: {"object": "list", "data": served}
         self.hangs_after, self.hangs, self.well, self.freed = None, False, True, threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}"
-        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
 
     def close(self):
         self.freed.set()
@@ -57,13 +70,18 @@ class SmallVLLM(ThreadingHTTPServer):
         if rank > self.max_rank:
             return 500, f"LoRA rank {rank} is greater than max_lora_rank {self.max_rank}."
         if not self.forgets:
-            with torch.random.fork_rng(devices=[]):  # an adapter's first weights are drawn, and the client is here too
+            # an adapter's first weights are drawn, and the client is here too
+            with torch.random.fork_rng(devices=[]):
                 self.adapters[name] = PolicyModel(load_policy(self.base, folder, trainable=False))
             self.first = self.first or self.adapters[name]
         return 200, "Success"
 
     def unload(self, body):
-        return (200, "Success") if self.adapters.pop(body["lora_name"], None) else (404, "cannot be found")
+        return (
+            (200, "Success")
+            if self.adapters.pop(body["lora_name"], None)
+            else (404, "cannot be found")
+        )
 
     @torch.no_grad()
     def complete(self, body):
@@ -75,7 +93,8 @@ class SmallVLLM(ThreadingHTTPServer):
         policy = self.first if self.stale else self.adapters[body["model"]]
         policy.model.generation_config.eos_token_id = body["stop_token_ids"]
         shape = (limit, body["temperature"], body["top_k"], body["top_p"], body["min_tokens"])
-        how = SeededSampling(*shape, uniforms=uniform_numbers([str(body["seed"])], limit))  # no global random state
+        # no global random state
+        how = SeededSampling(*shape, uniforms=uniform_numbers([str(body["seed"])], limit))
         tokens, mask, ended = sample(policy.model, self.tokenizer, ids, torch.ones_like(ids), how)
         logprobs = policy(tokens, torch.ones_like(tokens), mask.shape[1])[0]
         choice = {"index": 0, "text": "", "finish_reason": "stop" if ended else "length"}
@@ -90,12 +109,16 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/health":
             return self.answer(503 if self.server.hangs and not self.server.well else 200, {})
         served = [
-            {"id": name, "object": "model", "created": 1, "owned_by": "x"} for name in ("base", *self.server.adapters)
+            {"id": name, "object": "model", "created": 1, "owned_by": "x"}
+            for name in ("base", *self.server.adapters)
         ]
         self.answer(200, self.server.listed(served))
 
     def do_POST(self):
-        body, server = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or "{}"), self.server
+        body, server = (
+            json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or "{}"),
+            self.server,
+        )
         route = self.path.removeprefix("/v1").strip("/")
         name = body.get("lora_name") or body.get("model", "")
         with server.lock:
@@ -118,12 +141,18 @@ class Handler(BaseHTTPRequestHandler):
         if not status:
             self.close_connection = True
             return
-        self.answer(status, answer if isinstance(answer, dict | bytes) else {"error": {"message": answer}})
+        self.answer(
+            status, answer if isinstance(answer, dict | bytes) else {"error": {"message": answer}}
+        )
 
     def answer(self, status, content):
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
-        headers = {"Content-Type": "application/json", "Content-Length": len(data), "retry-after-ms": 1}
+        headers = {
+            "Content-Type": "application/json",
+            "Content-Length": len(data),
+            "retry-after-ms": 1,
+        }
         for name, value in headers.items():
             self.send_header(name, str(value))
         self.end_headers()

@@ -27,9 +27,13 @@ CARDS, ROWS, PROMPT, RESPONSE = 16, 2, 8, 8
 
 def peak(work):
     """The most bytes that `work()` had allocated at a time and not freed, and what it returns."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
         result = work()
-    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events = [
+        event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"
+    ]
     now = most = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         now += event.nbytes()
@@ -43,9 +47,15 @@ def peaks_of(folder):
     policy, reference = (PolicyModel(copy.deepcopy(base)) for _ in range(2))
     critic = ScalarHeadModel(with_head(base, 0)).requires_grad_(True)
     models = PPOModels(policy, reference.requires_grad_(False), None, critic)
-    sizes = {"batch_size": 2 * ROWS * CARDS, "micro_batch_size": ROWS, "max_response_length": RESPONSE}
+    sizes = {
+        "batch_size": 2 * ROWS * CARDS,
+        "micro_batch_size": ROWS,
+        "max_response_length": RESPONSE,
+    }
     accelerator = sharding(Accelerator(), "bf16")
-    trainer = PPOTrainer(models, None, ["a"], None, None, PPOTrainerConfig(**sizes), accelerator=accelerator)
+    trainer = PPOTrainer(
+        models, None, ["a"], None, None, PPOTrainerConfig(**sizes), accelerator=accelerator
+    )
     rollout = longest_rollout(2 * ROWS, PROMPT, RESPONSE, token=5, device="cpu")
     batch = trainer.objective.batch(rollout, FixedNGram(1)(rollout.mask))
     for _ in range(2):
@@ -57,7 +67,12 @@ def peaks_of(folder):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(CARDS), "ACCELERATE_USE_CPU": "true"}
+    os.environ |= {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(CARDS),
+        "ACCELERATE_USE_CPU": "true",
+    }
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # never used
     dist.init_process_group("fake", rank=0, world_size=CARDS, store=FakeStore())
     for folder in sys.argv[1:]:

@@ -34,7 +34,13 @@ from marlhf_lite.cli import main
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models import logprobs
 from marlhf_lite.models.checks import check_length, check_trainable
-from marlhf_lite.models.loading import build_models, load_base, load_tokenizer, new_policy, new_reward_model
+from marlhf_lite.models.loading import (
+    build_models,
+    load_base,
+    load_tokenizer,
+    new_policy,
+    new_reward_model,
+)
 from marlhf_lite.models.positions import position_limit
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Sampling, from_texts, generate
@@ -53,7 +59,12 @@ FAMILIES = {
     "gemma": (GemmaConfig, {"num_key_value_heads": 1}),
     "gemma2": (
         Gemma2Config,
-        LOCAL_FIRST | {"final_logit_softcapping": 5.0, "attn_logit_softcapping": 3.0, "query_pre_attn_scalar": 16},
+        LOCAL_FIRST
+        | {
+            "final_logit_softcapping": 5.0,
+            "attn_logit_softcapping": 3.0,
+            "query_pre_attn_scalar": 16,
+        },
     ),
     "gemma3": (Gemma3TextConfig, LOCAL_FIRST | {"query_pre_attn_scalar": 16}),
     "llama3.2": (LlamaConfig, {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True}),
@@ -63,9 +74,13 @@ FAMILIES = {
     "gpt2": (GPT2Config, {}),  # learned absolute positions: a shift by padding shows
     # A head narrower than the layers, as OPT-350m's; dropout by a function.
     "opt": (OPTConfig, {"word_embed_proj_dim": 16, "ffn_dim": 48, "do_layer_norm_before": False}),
-    "granite": (GraniteConfig, {"logits_scaling": 3.0}),  # no sequence classifier; logits are scaled
+    # no sequence classifier; logits are scaled
+    "granite": (GraniteConfig, {"logits_scaling": 3.0}),
     # No sequence classifier; experts, with the logits of their router, as SFT saves it.
-    "olmoe": (OlmoeConfig, {"num_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True}),
+    "olmoe": (
+        OlmoeConfig,
+        {"num_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True},
+    ),
 }
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
@@ -78,7 +93,10 @@ MORE = {
     "olmo2": (Olmo2Config, {}),
     "cohere": (CohereConfig, {"logit_scale": 0.25}),
     "smollm3": (SmolLM3Config, {"no_rope_layers": [1, 0]}),
-    "gpt_neo": (GPTNeoConfig, {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}),
+    "gpt_neo": (
+        GPTNeoConfig,
+        {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
+    ),
     "glm4": (Glm4Config, {}),
     "bloom": (BloomConfig, {"n_layer": 2, "n_head": 4}),
 }
@@ -87,17 +105,37 @@ MORE = {
 def save_family(name, tokenizer, folder):
     """A random model of the family in a folder, with the tokenizer; returns the folder's path."""
     config, more = (FAMILIES | MORE)[name]
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 256}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 256,
+    }
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
+    ids = {
+        f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")
+    }
     torch.manual_seed(0)
-    values = {"vocab_size": len(tokenizer), "initializer_range": 0.3, **sizes, **heads, **ids, **more}
+    values = {
+        "vocab_size": len(tokenizer),
+        "initializer_range": 0.3,
+        **sizes,
+        **heads,
+        **ids,
+        **more,
+    }
     if config is Gemma3Config:
-        seen = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+        seen = {
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+        }
         vision = seen | {"image_size": 28, "patch_size": 14}
         values = {"text_config": values, "vision_config": vision, "mm_tokens_per_image": 1} | ids
     model = AutoModelForCausalLM.from_config(config(**values))
-    torch.nn.init.normal_(model.get_input_embeddings().weight.data[tokenizer.pad_token_id])  # 0 would hide padding
+    # 0 would hide padding
+    torch.nn.init.normal_(model.get_input_embeddings().weight.data[tokenizer.pad_token_id])
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
@@ -114,7 +152,9 @@ def family(request, tokenizer, tmp_path_factory):
     nudge(new_reward_model(base, folder / "sft"), 2).save_pretrained(folder / "rm")
     tokenizer = load_tokenizer(options.model)
     places = {"sft": folder / "sft", "rm": folder / "rm"}
-    return SimpleNamespace(name=request.param, base=base, options=options, tokenizer=tokenizer, **places)
+    return SimpleNamespace(
+        name=request.param, base=base, options=options, tokenizer=tokenizer, **places
+    )
 
 
 @pytest.fixture
@@ -138,7 +178,9 @@ def greedy(model, prompt, ends, limit):
     """One token at a time from the whole text so far: no padding, no cache."""
     ids = list(prompt)
     while len(ids) < len(prompt) + limit and (len(ids) == len(prompt) or ids[-1] not in ends):
-        ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+        ids.append(
+            int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax())
+        )
     return ids[len(prompt) :]
 
 
@@ -163,8 +205,14 @@ def test_log_probabilities_are_those_of_each_response_alone(roles, rollout, tile
     ours, _ = roles.policy(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1], 0.7)
     for i in range(len(rollout)):
         prompt, response = alone(rollout, i)
-        logits = roles.policy.model(input_ids=torch.tensor([prompt + response]), use_cache=False).logits[0].double()
-        expected = (logits[len(prompt) - 1 : -1] / 0.7).log_softmax(-1)[range(len(response)), response]
+        logits = (
+            roles.policy.model(input_ids=torch.tensor([prompt + response]), use_cache=False)
+            .logits[0]
+            .double()
+        )
+        expected = (logits[len(prompt) - 1 : -1] / 0.7).log_softmax(-1)[
+            range(len(response)), response
+        ]
         torch.testing.assert_close(ours[i][rollout.mask[i]].double(), expected, **CLOSE)
     assert ours[rollout.mask].std() > 0.5
 
@@ -181,14 +229,18 @@ def test_values_and_scores_are_those_of_each_response_alone(roles, rollout):
             torch.testing.assert_close(
                 rollout.before_tokens(ours)[i][rollout.mask[i]], one[len(prompt) - 1 : -1], **CLOSE
             )
-    torch.testing.assert_close(rollout.at_last_token(ours), ModelReward(roles.reward)(rollout), **CLOSE)
+    torch.testing.assert_close(
+        rollout.at_last_token(ours), ModelReward(roles.reward)(rollout), **CLOSE
+    )
 
 
 def test_no_dropout_between_two_passes(roles, rollout):
     """Whatever the family calls its rate: PPO compares two passes."""
     inputs = (rollout.tokens, rollout.attention_mask)
     one, other = (roles.policy.train()(*inputs, rollout.mask.shape[1])[0] for _ in range(2))
-    assert torch.equal(one, other) and torch.equal(*(roles.critic.train()(*inputs) for _ in range(2)))
+    assert torch.equal(one, other) and torch.equal(
+        *(roles.critic.train()(*inputs) for _ in range(2))
+    )
 
 
 def test_a_family_of_the_table_can_train(family):
@@ -197,11 +249,24 @@ def test_a_family_of_the_table_can_train(family):
 
 def refused(kind, tokenizer, folder, pairs, capsys, *words, command="sft", **changes):
     """The line by which a command ends before it makes a folder, with a random model of this config."""
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": len(tokenizer)}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": len(tokenizer),
+    }
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(kind(**{**sizes, **changes})).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
-    given = ["--model", str(folder / "model"), "--dataset", str(pairs), "--output_dir", str(folder / "run"), *words]
+    given = [
+        "--model",
+        str(folder / "model"),
+        "--dataset",
+        str(pairs),
+        "--output_dir",
+        str(folder / "run"),
+        *words,
+    ]
     capsys.readouterr()
     assert main([command, *given]) == 2 and not (folder / "run").exists()
     return capsys.readouterr().err
@@ -210,20 +275,33 @@ def refused(kind, tokenizer, folder, pairs, capsys, *words, command="sft", **cha
 @pytest.mark.parametrize(
     ("kind", "changes", "line"),
     [
-        (RwkvConfig, {"attention_hidden_size": 32}, "rwkv models cannot train here: padding before a text changes its"),
+        (
+            RwkvConfig,
+            {"attention_hidden_size": 32},
+            "rwkv models cannot train here: padding before a text changes its",
+        ),
         (MambaConfig, {"state_size": 4}, "--lora_target_modules all-linear: ValueError"),
         (GPT2Config, {"n_positions": 100}, "it has 100 positions; the longest prompt has"),
     ],
 )
-def test_what_cannot_train_is_one_line_before_it(kind, changes, line, tokenizer, pairs, tmp_path, capsys):
+def test_what_cannot_train_is_one_line_before_it(
+    kind, changes, line, tokenizer, pairs, tmp_path, capsys
+):
     error = refused(kind, tokenizer, tmp_path, pairs, capsys, **changes)
     assert line in error and error.strip().count("\n") == 0
 
 
 def test_positions_hold_all_turns_of_a_dialogue(tokenizer, pairs, tmp_path, capsys):
     """8 turns of 96 tokens and 7 observations of 64, where one response would fit."""
-    words = ["--environment", "marlhf_lite.tasks.tiny_guess.game:GuessGame", "--max_response_length", "96"]
-    error = refused(GPT2Config, tokenizer, tmp_path, pairs, capsys, *words, command="run", n_positions=1024)
+    words = [
+        "--environment",
+        "marlhf_lite.tasks.tiny_guess.game:GuessGame",
+        "--max_response_length",
+        "96",
+    ]
+    error = refused(
+        GPT2Config, tokenizer, tmp_path, pairs, capsys, *words, command="run", n_positions=1024
+    )
     assert "it has 1024 positions" in error and "the longest response (of all turns) 1216" in error
 
 
@@ -232,4 +310,8 @@ def test_positions_that_go_on_have_no_limit(family):
     assert position_limit(family.base) == (256 if limited else None)
     check_length(family.base, "m", 200, 56)
     if limited:
-        fails(lambda: check_length(family.base, "m", 201, 56), "--model m: it has 256", "give --max_prompt_length 200")
+        fails(
+            lambda: check_length(family.base, "m", 201, 56),
+            "--model m: it has 256",
+            "give --max_prompt_length 200",
+        )

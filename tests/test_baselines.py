@@ -46,7 +46,11 @@ DPO_KEYS = set(
 
 def adapter(model, name="default"):
     """Copies of an adapter's weights, by parameter name."""
-    return {k.replace(f".{name}.", "."): p.detach().clone() for k, p in model.named_parameters() if f".{name}." in k}
+    return {
+        k.replace(f".{name}.", "."): p.detach().clone()
+        for k, p in model.named_parameters()
+        if f".{name}." in k
+    }
 
 
 def same(a, b):
@@ -60,7 +64,9 @@ class Gradients(TrainerCallback):
         self.first = None
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        self.first = self.first or {k: p.grad.clone() for k, p in model.named_parameters() if p.grad is not None}
+        self.first = self.first or {
+            k: p.grad.clone() for k, p in model.named_parameters() if p.grad is not None
+        }
 
 
 @pytest.fixture
@@ -72,8 +78,16 @@ def model_reward(base, rm):
 def make(base, sft, tokenizer, texts, tmp_path):
     """A group trainer, its model and the rollouts it scores; keyword arguments are options, else of the trainer."""
 
-    def build(method="rloo", reward=None, limit=6, prompts=None, seed=0, tokenizer=tokenizer, **changes):
-        few = {"updates": 2, "batch_size": 8, "micro_batch_size": 8, "warmup_updates": 1, "policy_learning_rate": 0.01}
+    def build(
+        method="rloo", reward=None, limit=6, prompts=None, seed=0, tokenizer=tokenizer, **changes
+    ):
+        few = {
+            "updates": 2,
+            "batch_size": 8,
+            "micro_batch_size": 8,
+            "warmup_updates": 1,
+            "policy_learning_rate": 0.01,
+        }
         few |= {"max_response_length": limit, "seed": seed, "checkpoint_every": 0}
         group = COMMANDS[method](**few | changes)
         model, own, rollouts = load_policy(base, sft), reward or FunctionReward(early_letters), []
@@ -85,7 +99,9 @@ def make(base, sft, tokenizer, texts, tmp_path):
         function = SampledReward(seen, model, tokenizer, group, early_letters)
         prompts = texts.prompts if prompts is None else prompts
         trainer = group_trainer(model, tokenizer, prompts, function, group, tmp_path)
-        return SimpleNamespace(trainer=trainer, model=model, rollouts=rollouts, group=group, method=method)
+        return SimpleNamespace(
+            trainer=trainer, model=model, rollouts=rollouts, group=group, method=method
+        )
 
     return build
 
@@ -101,11 +117,16 @@ def move(model, policy):
 def rows(made):
     """Train, and the rows of metrics."""
     made.trainer.train()
-    return [group_row(logs, made.group) for logs in made.trainer.state.log_history if "loss" in logs]
+    return [
+        group_row(logs, made.group) for logs in made.trainer.state.log_history if "loss" in logs
+    ]
 
 
 def logprobs(model, rollout):
-    return PolicyModel(model)(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0] * rollout.mask
+    return (
+        PolicyModel(model)(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0]
+        * rollout.mask
+    )
 
 
 @pytest.fixture
@@ -113,12 +134,26 @@ def work(base, tokenizer, texts, tmp_path):
     """A context of a command on a few prompts and pairs; keyword arguments are options."""
 
     def build(model=base, method="rloo", **changes):
-        given = {"updates": 2, "batch_size": 8, "warmup_updates": 1, "checkpoint_every": 0, "max_response_length": 6}
-        given |= {"policy_learning_rate": 0.01, "dpo_learning_rate": 0.01, "dpo_batch_size": 2} | changes
+        given = {
+            "updates": 2,
+            "batch_size": 8,
+            "warmup_updates": 1,
+            "checkpoint_every": 0,
+            "max_response_length": 6,
+        }
+        given |= {
+            "policy_learning_rate": 0.01,
+            "dpo_learning_rate": 0.01,
+            "dpo_batch_size": 2,
+        } | changes
         assert given.keys() <= OPTIONS
         command = COMMANDS[method]
         options = command(**{name: given[name] for name in option_names(command) & given.keys()})
-        pairs = {"prompt": texts.prompts, "chosen": texts.responses, "rejected": texts.responses[::-1]}
+        pairs = {
+            "prompt": texts.prompts,
+            "chosen": texts.responses,
+            "rejected": texts.responses[::-1],
+        }
         splits = {part: datasets.Dataset.from_dict(pairs) for part in ("rm", "ppo", "test")}
         task = Task("few", datasets.DatasetDict(splits), early_letters, {})
         folder = tmp_path / "work"
@@ -137,10 +172,14 @@ STAGES = {"rloo": pipeline.group_stage, "grpo": pipeline.group_stage, "dpo": pip
 def test_no_response_of_a_group_ends_before_its_minimum(make, base, sft, tokenizer, method, least):
     """The end token is the one that is likeliest at first, and only the likeliest token is drawn."""
     prompts = ["The cat sat"] * 4
-    first = generate(load_policy(base, sft), tokenizer, prompts[:1], Sampling(1, temperature=0)).response_ids
+    first = generate(
+        load_policy(base, sft), tokenizer, prompts[:1], Sampling(1, temperature=0)
+    ).response_ids
     ending = copy.deepcopy(tokenizer)
     ending.eos_token = tokenizer.convert_ids_to_tokens(int(first))
-    made = make(method, updates=1, min_response_length=least, prompts=prompts, tokenizer=ending, top_k=1)
+    made = make(
+        method, updates=1, min_response_length=least, prompts=prompts, tokenizer=ending, top_k=1
+    )
     made.trainer.train()
     (rollout,) = made.rollouts
     assert rollout.lengths.min() > 4 if least else rollout.lengths.max() == 1
@@ -152,14 +191,23 @@ def test_no_response_of_a_group_ends_before_its_minimum(make, base, sft, tokeniz
 @pytest.mark.parametrize("method, at_temperature", [("rloo", False), ("grpo", True)])
 def test_kl_is_to_the_sft_model(make, base, sft, method, at_temperature):
     """Of a policy that has moved, against the estimators on the sampled tokens; the base would give another."""
-    made = make(method, updates=1, policy_learning_rate=1e-9, temperature=0.7, logprobs_at_temperature=at_temperature)
+    made = make(
+        method,
+        updates=1,
+        policy_learning_rate=1e-9,
+        temperature=0.7,
+        logprobs_at_temperature=at_temperature,
+    )
     policy = move(made.model, load_policy(base, sft))
     row, temperature = rows(made)[0], 0.7 if at_temperature else 1.0
     rollout = made.rollouts[0]
 
     def kl(reference):
         roles = (PolicyModel(policy), PolicyModel(reference))
-        now, ref = (r(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1], temperature)[0] for r in roles)
+        now, ref = (
+            r(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1], temperature)[0]
+            for r in roles
+        )
         gap = (now - ref).double()[rollout.mask]
         terms = gap if method == "rloo" else (-gap).exp() - 1 + gap
         return terms.sum().item() / len(rollout)
@@ -168,7 +216,9 @@ def test_kl_is_to_the_sft_model(make, base, sft, method, at_temperature):
         got = row["kl_k1" if method == "rloo" else "kl_k3"]
         assert got == pytest.approx(kl(load_policy(base, sft, trainable=False)), rel=1e-3, abs=1e-3)
         with policy.disable_adapter():
-            of_base = PolicyModel(policy)(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0]
+            of_base = PolicyModel(policy)(
+                rollout.tokens, rollout.attention_mask, rollout.mask.shape[1]
+            )[0]
         assert (of_base - logprobs(load_policy(base, sft), rollout))[rollout.mask].abs().max() > 0.1
 
 
@@ -177,7 +227,14 @@ def test_entropy_and_kl_are_means_over_all_tokens(make, often_ends, base, sft, m
     """However the update is split: responses of different lengths, of a policy that has moved, one to eight a pass."""
     found = []
     for size in (1, 2, 8):
-        made = make(method, updates=1, policy_learning_rate=1e-9, micro_batch_size=size, tokenizer=often_ends, limit=40)
+        made = make(
+            method,
+            updates=1,
+            policy_learning_rate=1e-9,
+            micro_batch_size=size,
+            tokenizer=often_ends,
+            limit=40,
+        )
         policy = move(made.model, load_policy(base, sft))
         found.append(rows(made)[0])
     rollout, reference = made.rollouts[0], load_policy(base, sft)
@@ -217,13 +274,16 @@ def test_gradient_is_that_of_the_equations(make, base, sft, model_reward, method
             pair = torch.tensor([scores[i], scores[i ^ 1]])
             advantage = ((pair[0] - pair.mean()) / (pair.std() + 1e-4)).item()
             k3 = ((-gap[i]).exp() - 1 + gap[i]) * rollout.mask[i]
-            unbiased = k3 * (now[i] - now[i].detach()).exp()  # its gradient is that of the reverse KL
+            # its gradient is that of the reverse KL
+            unbiased = k3 * (now[i] - now[i].detach()).exp()
             terms.append((-advantage * now[i].sum() + 0.3 * unbiased.sum()) / rollout.lengths[i])
     (sum(terms) / 6).backward()
     expected = {k: p.grad for k, p in policy.named_parameters() if p.grad is not None}
     assert expected.keys() == seen.first.keys()
     for name, gradient in expected.items():
-        torch.testing.assert_close(seen.first[name], gradient, rtol=2e-3, atol=1e-4 * float(gradient.abs().max()))
+        torch.testing.assert_close(
+            seen.first[name], gradient, rtol=2e-3, atol=1e-4 * float(gradient.abs().max())
+        )
 
 
 def test_the_distance_at_the_start_is_that_of_a_token():
@@ -234,7 +294,9 @@ def test_the_distance_at_the_start_is_that_of_a_token():
 
 
 @pytest.mark.parametrize("method", [*METHODS, "dpo"])
-def test_a_policy_that_comes_apart_ends_the_run_in_a_line_and_is_not_kept(work, sft, method, monkeypatch, capsys):
+def test_a_policy_that_comes_apart_ends_the_run_in_a_line_and_is_not_kept(
+    work, sft, method, monkeypatch, capsys
+):
     """Half way: two updates are fine, then weights that give no number."""
     place = work(method=method, updates=4, warmup_ratio=0.0)
 
@@ -246,9 +308,12 @@ def test_a_policy_that_comes_apart_ends_the_run_in_a_line_and_is_not_kept(work, 
     monkeypatch.setattr(pipeline.Recorder, "start", 0.0, raising=False)
     with pytest.raises(InputError, match="not finite: start again with a lower learning rate"):
         STAGES[method](place, sft, FunctionReward(early_letters))
-    assert capsys.readouterr().err.endswith("\n")  # the bar is closed, so the message begins a new line
+    # the bar is closed, so the message begins a new line
+    assert capsys.readouterr().err.endswith("\n")
     rows = RunFolder.open(place.path / method).metrics()
-    assert [row["update"] for row in rows][:2] == [1, 2] and all(row["policy_loss"] is not None for row in rows[:2])
+    assert [row["update"] for row in rows][:2] == [1, 2] and all(
+        row["policy_loss"] is not None for row in rows[:2]
+    )
     assert not (place.path / method / "policy").exists()
 
 
@@ -260,7 +325,9 @@ def often_ends(make, tokenizer):
     """A tokenizer whose EOS is a token that the untrained model samples often."""
     made, other = make(updates=1), copy.deepcopy(tokenizer)
     made.trainer.train()
-    other.eos_token = tokenizer.convert_ids_to_tokens(made.rollouts[0].response_ids.flatten().mode().values.item())
+    other.eos_token = tokenizer.convert_ids_to_tokens(
+        made.rollouts[0].response_ids.flatten().mode().values.item()
+    )
     return other
 
 
@@ -280,7 +347,9 @@ def test_scores_belong_to_the_sampled_tokens(make, model_reward, often_ends, met
         assert row["response_length"] == pytest.approx(rollout.lengths.float().mean().item())
         assert row["eos_rate"] == pytest.approx(rollout.ended.float().mean().item())
         assert row["tokens"] == int(rollout.lengths.sum())
-    assert any(0 < rollout.ended.float().mean() < 1 for rollout in made.rollouts), "both kinds are wanted"
+    assert any(0 < rollout.ended.float().mean() < 1 for rollout in made.rollouts), (
+        "both kinds are wanted"
+    )
 
 
 def test_prompts_come_in_ppos_order(make, texts):
@@ -310,10 +379,18 @@ def dpo(base, sft, tokenizer, texts, tmp_path):
 
     def build(limit=6, **changes):
         few = {"dpo_batch_size": 6, "dpo_epochs": 2, "dpo_learning_rate": 0.01}
-        options = COMMANDS["dpo"](**few | {"max_response_length": limit, "checkpoint_every": 0} | changes)
-        pairs = {"prompt": texts.prompts, "chosen": texts.responses, "rejected": texts.responses[::-1]}
+        options = COMMANDS["dpo"](
+            **few | {"max_response_length": limit, "checkpoint_every": 0} | changes
+        )
+        pairs = {
+            "prompt": texts.prompts,
+            "chosen": texts.responses,
+            "rejected": texts.responses[::-1],
+        }
         model = load_policy(base, sft)
-        trainer = dpo_trainer(model, tokenizer, datasets.Dataset.from_dict(pairs), options, tmp_path)
+        trainer = dpo_trainer(
+            model, tokenizer, datasets.Dataset.from_dict(pairs), options, tmp_path
+        )
         return SimpleNamespace(trainer=trainer, model=model, options=options)
 
     return build
@@ -321,7 +398,9 @@ def dpo(base, sft, tokenizer, texts, tmp_path):
 
 def dpo_rows(made):
     made.trainer.train()
-    return [dpo_row(logs, made.options) for logs in made.trainer.state.log_history if "loss" in logs]
+    return [
+        dpo_row(logs, made.options) for logs in made.trainer.state.log_history if "loss" in logs
+    ]
 
 
 def test_dpo_loss_is_that_of_the_equation(dpo, base, sft, tokenizer, texts):
@@ -329,16 +408,23 @@ def test_dpo_loss_is_that_of_the_equation(dpo, base, sft, tokenizer, texts):
     made = dpo(limit=4, dpo_beta=0.3, dpo_epochs=1)
     policy = move(made.model, load_policy(base, sft))
     row = dpo_rows(made)[0]
-    sides = [from_texts(tokenizer, texts.prompts, r, limit=4) for r in (texts.responses, texts.responses[::-1])]
+    sides = [
+        from_texts(tokenizer, texts.prompts, r, limit=4)
+        for r in (texts.responses, texts.responses[::-1])
+    ]
     assert not sides[0].ended.all()
     reference = load_policy(base, sft, trainable=False)
     with torch.no_grad():
-        chosen, rejected = ((logprobs(policy, s) - logprobs(reference, s)).sum(1).tolist() for s in sides)
+        chosen, rejected = (
+            (logprobs(policy, s) - logprobs(reference, s)).sum(1).tolist() for s in sides
+        )
     terms = [math.log1p(math.exp(-0.3 * (a - b))) for a, b in zip(chosen, rejected)]
     assert row["policy_loss"] == pytest.approx(sum(terms) / 6, rel=1e-4)
     assert row["log_ratio_chosen"] == pytest.approx(sum(chosen) / 6, rel=1e-3, abs=1e-3)
     assert row["log_ratio_rejected"] == pytest.approx(sum(rejected) / 6, rel=1e-3, abs=1e-3)
-    assert row["margin"] == pytest.approx(0.3 * (sum(chosen) - sum(rejected)) / 6, rel=1e-3, abs=1e-3)
+    assert row["margin"] == pytest.approx(
+        0.3 * (sum(chosen) - sum(rejected)) / 6, rel=1e-3, abs=1e-3
+    )
     assert row["accuracy"] == pytest.approx(sum(a > b for a, b in zip(chosen, rejected)) / 6)
 
 
@@ -364,7 +450,9 @@ def test_a_stage_leaves_ppos_records_and_the_adapter_alone(work, base, sft, mode
     folder = STAGES[method](work(method=method), sft, model_reward)
     run = RunFolder.open(folder.parent)
     assert folder == run.path / "policy" and run.path.name == method and "versions" in run.config
-    assert (folder / "tokenizer.json").is_file() and not [path for path in folder.iterdir() if path.is_dir()]
+    assert (folder / "tokenizer.json").is_file() and not [
+        path for path in folder.iterdir() if path.is_dir()
+    ]
     assert not same(adapter(load_policy(base, folder)), adapter(load_policy(base, sft)))
     found, total = run.metrics(), 0
     if method == "dpo":
@@ -381,12 +469,16 @@ def test_a_stage_leaves_ppos_records_and_the_adapter_alone(work, base, sft, mode
     samples = run.samples()
     assert len(samples) == 4 and len({row["prompt"] for row in samples}) == 1
     for row in samples:
-        assert row["update"] == 1 and row["spans"] == [[0, row["tokens"]]] and 1 <= row["tokens"] <= 6
+        assert (
+            row["update"] == 1 and row["spans"] == [[0, row["tokens"]]] and 1 <= row["tokens"] <= 6
+        )
         assert isinstance(row["score"], float) and isinstance(row["ended"], bool)
 
 
 @pytest.mark.parametrize("method, by_signal", [("rloo", False), ("dpo", True), ("grpo", True)])
-def test_resumed_run_is_the_uninterrupted_one(work, base, sft, model_reward, method, by_signal, monkeypatch):
+def test_resumed_run_is_the_uninterrupted_one(
+    work, base, sft, model_reward, method, by_signal, monkeypatch
+):
     """Broken off in update 4 of 5, after the checkpoint of update 2, or by SIGTERM, with a checkpoint after update 4.
 
     Rows, samples and weights are the same.
@@ -397,7 +489,9 @@ def test_resumed_run_is_the_uninterrupted_one(work, base, sft, model_reward, met
         if stop:
             shutil.rmtree(runs[0][0].parent)
             with monkeypatch.context() as patch:
-                patch.setattr(pipeline.Recorder, "on_step_begin", interrupting(stop, by_signal=by_signal))
+                patch.setattr(
+                    pipeline.Recorder, "on_step_begin", interrupting(stop, by_signal=by_signal)
+                )
                 with pytest.raises(Stopped if by_signal else KeyboardInterrupt):
                     STAGES[method](work(method=method, **options), sft, model_reward)
             rows = RunFolder.open(runs[0][0].parent).metrics()
@@ -406,9 +500,19 @@ def test_resumed_run_is_the_uninterrupted_one(work, base, sft, model_reward, met
         given = {"resume": "work"} if stop else {}
         folder = STAGES[method](work(method=method, **options, **given), sft, model_reward)
         run = RunFolder.open(folder.parent)
-        runs.append((folder, timeless(run.metrics()), run.samples(), run.tests(), adapter(load_policy(base, folder))))
+        runs.append(
+            (
+                folder,
+                timeless(run.metrics()),
+                run.samples(),
+                run.tests(),
+                adapter(load_policy(base, folder)),
+            )
+        )
     whole, resumed = runs
-    assert [row["update"] for row in whole[1]] == [1, 2, 3, 4, 5] and [row["update"] for row in whole[3]] == [2, 4, 5]
+    assert [row["update"] for row in whole[1]] == [1, 2, 3, 4, 5] and [
+        row["update"] for row in whole[3]
+    ] == [2, 4, 5]
     assert whole[1:4] == resumed[1:4] and same(whole[4], resumed[4])
 
 
@@ -451,7 +555,8 @@ def test_a_run_that_goes_back_forgets_what_came_later(work, sft, model_reward, m
         STAGES[method](work(method=method, **options), sft, model_reward)
     assert [path.name for path in run.path.glob("checkpoints/checkpoint-*")] == ["checkpoint-1"]
     assert timeless(run.metrics()) == whole[:1]
-    (run.path / "checkpoints" / "checkpoint-1" / "hashes.json").unlink()  # killed while it was written
+    # killed while it was written
+    (run.path / "checkpoints" / "checkpoint-1" / "hashes.json").unlink()
     STAGES[method](work(method=method, **options), sft, model_reward)
     assert timeless(run.metrics()) == whole
 
@@ -465,7 +570,8 @@ def test_a_wrong_launch_deletes_nothing(work, sft, file, error):
     run = RunFolder.open(pipeline.dpo_stage(work(method="dpo", **options), sft).parent)
     (run.path / pipeline.DONE).unlink()
     for update in (2, 3):
-        (run.path / "checkpoints" / f"checkpoint-{update}" / "hashes.json").unlink()  # killed while they were written
+        # killed while they were written
+        (run.path / "checkpoints" / f"checkpoint-{update}" / "hashes.json").unlink()
     (run.path / "checkpoints" / "checkpoint-1" / file).touch()
     before = sorted(run.path.rglob("*")), run.metrics()
     again = work(method="dpo", **options, resume="work")
@@ -490,7 +596,9 @@ def test_where_memory_ends_half_the_rows_a_pass_learn_the_same(
     (whole, weights), (halved, others) = found
     assert [row["update"] for row in halved] == [row["update"] for row in whole] == [1, 2, 3]
     for name in ("policy_loss", "policy_grad_norm"):
-        assert [row[name] for row in halved] == pytest.approx([row[name] for row in whole], rel=1e-3, abs=1e-5)
+        assert [row[name] for row in halved] == pytest.approx(
+            [row[name] for row in whole], rel=1e-3, abs=1e-5
+        )
     assert all(torch.allclose(weights[name], others[name], atol=1e-4) for name in weights)
 
 
@@ -516,7 +624,11 @@ def interrupting(update, error=KeyboardInterrupt, rows=0, by_signal=False):
 
 @pytest.mark.parametrize(
     "batch, size, processes, option",
-    [(32, 5, 1, "--num_generations 5"), (3, 4, 1, "--num_generations 4"), (12, 4, 8, "--batch_size 12")],
+    [
+        (32, 5, 1, "--num_generations 5"),
+        (3, 4, 1, "--num_generations 4"),
+        (12, 4, 8, "--batch_size 12"),
+    ],
 )
 def test_batches_of_no_whole_groups_are_refused(batch, size, processes, option):
     with pytest.raises(InputError, match=option) as error:

@@ -61,7 +61,11 @@ def test_a_cell_for_every_method_temperature_and_n():
     greedy = rows([line[:1] for line in SCORES], temperature=0.0)
     cells = best_of_n(rows(SCORES, GOLD) + greedy + rows(GOLD, SCORES, "SFT", 1.2), sizes=(1, 3, 6))
     named = [(c["method"], c["temperature"], c["n"]) for c in cells]
-    assert named == [*(("PPO", 0.8, n) for n in (1, 3, 6)), ("PPO", 0.0, 1), *(("SFT", 1.2, n) for n in (1, 3, 6))]
+    assert named == [
+        *(("PPO", 0.8, n) for n in (1, 3, 6)),
+        ("PPO", 0.0, 1),
+        *(("SFT", 1.2, n) for n in (1, 3, 6)),
+    ]
     assert "gold" not in cells.pop(3)
     for cell in cells:
         first, other = (GOLD, SCORES) if cell["method"] == "SFT" else (SCORES, GOLD)

@@ -25,7 +25,9 @@ import check_outputs  # noqa: E402
 import handout  # noqa: E402
 import print_pdf  # noqa: E402
 
-needs_browser = pytest.mark.skipif(print_pdf.find_browser() is None, reason="no Chromium browser on this machine")
+needs_browser = pytest.mark.skipif(
+    print_pdf.find_browser() is None, reason="no Chromium browser on this machine"
+)
 LESSON = "notebooks/04_values_and_advantages"
 SOLUTION = "notebooks/solutions/04_values_and_advantages"
 
@@ -34,28 +36,52 @@ SOLUTION = "notebooks/solutions/04_values_and_advantages"
 def site(tmp_path_factory) -> Path:
     """Front page, documents, one lesson, its solutions and the figures to play with."""
     for package in ("sphinx", "myst_nb", "furo"):
-        pytest.importorskip(package, reason="the extra `book` is not installed: `make book` installs it")
+        pytest.importorskip(
+            package, reason="the extra `book` is not installed: `make book` installs it"
+        )
     target = tmp_path_factory.mktemp("site")
     pages = f"README.md,docs/*.md,{LESSON}.ipynb,{SOLUTION}.ipynb,figures/interactive/*.md"
-    command = [sys.executable, "-m", "sphinx", "-q", "-c", str(BOOK), "-D", f"include_patterns={pages}"]
-    subprocess.run([*command, "-d", str(target / "cache"), str(ROOT), str(target / "html")], check=True, timeout=300)
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-q",
+        "-c",
+        str(BOOK),
+        "-D",
+        f"include_patterns={pages}",
+    ]
+    subprocess.run(
+        [*command, "-d", str(target / "cache"), str(ROOT), str(target / "html")],
+        check=True,
+        timeout=300,
+    )
     return target / "html"
 
 
 @pytest.mark.long
 def test_site_has_outputs_as_committed_every_kind_of_page_and_nothing_from_the_network(site):
     lesson = (site / f"{LESSON}.html").read_text(encoding="utf-8")
-    assert lesson.count('class="cell_output') > 10 and "profile cpu" in lesson and 'class="math' in lesson
+    assert (
+        lesson.count('class="cell_output') > 10
+        and "profile cpu" in lesson
+        and 'class="math' in lesson
+    )
     front = (site / "index.html").read_text(encoding="utf-8")
     for page in (LESSON, SOLUTION, "docs/results", "docs/guide", "figures/interactive/README"):
         assert f'href="{page}.html"' in front and (site / f"{page}.html").is_file()
     for page in ("signal_kept", "one_update"):
         assert (site / "figures" / "interactive" / f"{page}.html").is_file()
     played = (site / "figures" / "interactive" / "one_update.html").read_text(encoding="utf-8")
-    assert f'href="../../{LESSON}.html"' in played and 'ipynb"' not in played.split("<script")[0], "lessons of the site"
+    assert f'href="../../{LESSON}.html"' in played and 'ipynb"' not in played.split("<script")[0], (
+        "lessons of the site"
+    )
     assert "<a href='figures/interactive/one_update.html'>" in front, "a link that opens the page"
     loading = r'<(?:script|img|iframe|link rel="(?:stylesheet|preload)")[^>]*(?:src|href)="((?:https?:)?//[^"]*)"'
-    outside = {page.name: re.findall(loading, page.read_text(encoding="utf-8")) for page in site.rglob("*.html")}
+    outside = {
+        page.name: re.findall(loading, page.read_text(encoding="utf-8"))
+        for page in site.rglob("*.html")
+    }
     assert len(outside) > 8 and not any(outside.values())
 
 
@@ -71,14 +97,20 @@ def test_formulas_of_the_site_are_drawn_without_the_network(site):
 def test_handout_has_lessons_with_answer_cells_but_no_outputs_and_no_solutions(tmp_path):
     handout.main(ROOT / "notebooks", tmp_path)
     lessons = sorted((ROOT / "notebooks").glob("*.ipynb"))
-    assert [path.name for path in sorted(tmp_path.glob("notebooks/*"))] == [path.name for path in lessons]
+    assert [path.name for path in sorted(tmp_path.glob("notebooks/*"))] == [
+        path.name for path in lessons
+    ]
     for path in lessons:
-        lesson, copy = (nbformat.read(file, 4) for file in (path, tmp_path / "notebooks" / path.name))
+        lesson, copy = (
+            nbformat.read(file, 4) for file in (path, tmp_path / "notebooks" / path.name)
+        )
         code = [cell for cell in copy.cells if cell.cell_type == "code"]
         assert not any(cell.outputs or cell.execution_count for cell in code)
         sources = [cell.source for cell in lesson.cells if cell.cell_type == "code"]
         assert [cell.source for cell in code if not cell.id.endswith("-answer")] == sources
-        exercises = [i for i, c in enumerate(copy.cells) if re.match(r"\*\*\d+ · |\d+\. \*", c.source)]
+        exercises = [
+            i for i, c in enumerate(copy.cells) if re.match(r"\*\*\d+ · |\d+\. \*", c.source)
+        ]
         assert exercises and all(copy.cells[place + 1].cell_type == "code" for place in exercises)
         assert "solutions/" not in nbformat.writes(copy)
         text = "\n".join(cell.source for cell in copy.cells if cell.cell_type == "markdown")
@@ -86,35 +118,62 @@ def test_handout_has_lessons_with_answer_cells_but_no_outputs_and_no_solutions(t
             assert (tmp_path / "notebooks" / place).is_file(), f"{path.name}: {place}"
 
 
-def test_handout_has_cheat_sheet_homework_and_one_update_and_no_solution_of_the_assignment(tmp_path):
+def test_handout_has_cheat_sheet_homework_and_one_update_and_no_solution_of_the_assignment(
+    tmp_path,
+):
     handout.main(ROOT / "notebooks", tmp_path)
     assert (tmp_path / "docs" / "cheat_sheet.html").is_file()
     homework = (tmp_path / "docs" / "homework.md").read_text(encoding="utf-8")
     links = [link[2] for link in handout.LINK.finditer(homework) if link[2]]
-    assert "study `turns` in results" in homework and all((tmp_path / "docs" / link).is_file() for link in links)
+    assert "study `turns` in results" in homework and all(
+        (tmp_path / "docs" / link).is_file() for link in links
+    )
     page = tmp_path / "figures" / "interactive" / "one_update.html"
     for place in re.findall(r'href="([^"#]+)"', page.read_text(encoding="utf-8")):
         assert (page.parent / place).is_file(), place
-    assert "NotImplementedError" in (tmp_path / "examples" / "ma_ppo_single_file.py").read_text(encoding="utf-8")
+    assert "NotImplementedError" in (tmp_path / "examples" / "ma_ppo_single_file.py").read_text(
+        encoding="utf-8"
+    )
 
 
 @pytest.mark.long
 def test_slides_have_figures_notes_and_a_plan_and_nothing_from_the_network(tmp_path):
-    pytest.importorskip("sphinx_revealjs", reason="the extra `book` is not installed: `make slides` installs it")
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "-b", "revealjs", str(BOOK / "slides"), str(tmp_path)]
+    pytest.importorskip(
+        "sphinx_revealjs", reason="the extra `book` is not installed: `make slides` installs it"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-q",
+        "-W",
+        "-b",
+        "revealjs",
+        str(BOOK / "slides"),
+        str(tmp_path),
+    ]
     subprocess.run(command, check=True, timeout=300)
     deck = (tmp_path / "lesson_01.html").read_text(encoding="utf-8")
-    needed = [place.partition("?")[0] for place in re.findall(r'<(?:img|script|link)[^>]*(?:src|href)="([^"]*)"', deck)]
+    needed = [
+        place.partition("?")[0]
+        for place in re.findall(r'<(?:img|script|link)[^>]*(?:src|href)="([^"]*)"', deck)
+    ]
     assert len(needed) > 8 and all((tmp_path / place).is_file() for place in needed)
     notes = " ".join(re.findall(r'<aside class="notes">(.*?)</aside>', deck, re.S))
-    plan = (ROOT / "docs" / "teaching.md").read_text(encoding="utf-8").partition("## Ninety minutes with lesson 01")[2]
+    plan = (
+        (ROOT / "docs" / "teaching.md")
+        .read_text(encoding="utf-8")
+        .partition("## Ninety minutes with lesson 01")[2]
+    )
     minutes = re.findall(r"^\| (\d+–\d+) \|", plan.partition("## ")[0], re.M)
     assert len(minutes) > 6 and all(time in notes for time in minutes)
 
 
 def test_pdf_without_a_browser_says_what_to_do(tmp_path):
     command = [sys.executable, str(BOOK / "print_pdf.py"), str(tmp_path), str(tmp_path)]
-    done = subprocess.run(command, env={"BROWSER": "no-such-browser"}, capture_output=True, text=True)
+    done = subprocess.run(
+        command, env={"BROWSER": "no-such-browser"}, capture_output=True, text=True
+    )
     assert done.returncode == 2 and "BROWSER" in done.stderr and done.stderr.count("\n") == 1
 
 
@@ -132,11 +191,15 @@ def test_pdf_of_each_page(tmp_path):
 @needs_browser
 def test_the_cheat_sheet_prints_on_one_page_with_true_numbers(tmp_path):
     page, file = ROOT / "docs" / "cheat_sheet.html", tmp_path / "sheet.pdf"
-    print_pdf.browse(print_pdf.find_browser(), page, "--no-pdf-header-footer", f"--print-to-pdf={file}")
+    print_pdf.browse(
+        print_pdf.find_browser(), page, "--no-pdf-header-footer", f"--print-to-pdf={file}"
+    )
     assert re.findall(rb"/Count (\d+)", file.read_bytes()) == [b"1"]
     cells = re.findall(r'<td class="n">([\d.]+)</td>', page.read_text(encoding="utf-8"))
     methods = (1, 0.95), (5, 0.95), (1, 0.95**0.2)  # n and λ of each row
-    kept = [signal_kept(200 - k, 201, n, lam, seen=0) for n, lam in methods for k in (10, 50, 100, 200)]
+    kept = [
+        signal_kept(200 - k, 201, n, lam, seen=0) for n, lam in methods for k in (10, 50, 100, 200)
+    ]
     assert [float(cell) for cell in cells] == pytest.approx(kept, abs=6e-4)
 
 
@@ -157,7 +220,9 @@ def run_in(name: str, script: str, folder: Path):
 def test_javascript_keeps_what_the_library_keeps(tmp_path):
     cases = [
         (index, length, n, lam, seen)
-        for length, n, lam, seen in product((1, 7, 60), (1, 2, 5, 50, math.inf), (0.0, 0.8, 0.95, 1.0), (0.0, 0.3, 1.0))
+        for length, n, lam, seen in product(
+            (1, 7, 60), (1, 2, 5, 50, math.inf), (0.0, 0.8, 0.95, 1.0), (0.0, 0.3, 1.0)
+        )
         for index in {0, length // 2, length - 1}
     ]
     arguments = json.dumps(cases)  # json writes Infinity, which JavaScript reads
@@ -176,7 +241,9 @@ def test_javascript_pools_as_the_library_does(tmp_path):
         for reaction in ((0.0, 0.0, 0.0), (1.0, 0.2, 0.2), (3.0, -0.5, 1.0))
         for lam in (0.8, 0.95, 1.0)
     ]
-    found = run_in("pooling.html", f"return {json.dumps(cases)}.map((one) => held(...one))", tmp_path)
+    found = run_in(
+        "pooling.html", f"return {json.dumps(cases)}.map((one) => held(...one))", tmp_path
+    )
     for (place, n, now, later, fade, lam), shares in zip(cases, found, strict=True):
         values = torch.zeros(1, n + 60)
         values[0, place + 1 :] = later + (now - later) * (1 - fade) ** torch.arange(n + 59 - place)
@@ -194,8 +261,11 @@ def test_each_rule_shows_the_macro_actions_of_its_setting(tmp_path):
     data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
     script = SET + "set('response', 1); set('n', 2); set('C', 10); set('seed', 4);"
     script += "const words = (dd) => [...dd.children].map((span) => span.textContent);"
-    script += "return [...document.querySelectorAll('dd')].map((dd) => [dd.dataset.rule, words(dd)])"
-    chosen = {"n": "3", "C": "12", "seed": "4", "": ""}  # the third n, the eleventh C, which begins at 2
+    script += (
+        "return [...document.querySelectorAll('dd')].map((dd) => [dd.dataset.rule, words(dd)])"
+    )
+    # the third n, the eleventh C, which begins at 2
+    chosen = {"n": "3", "C": "12", "seed": "4", "": ""}
     for rule, spans in run_in("macro_actions.html", script, tmp_path):
         cuts = data["rules"][rule]["cuts"][1][chosen[data["rules"][rule]["parameter"]]]
         pieces = iter(data["responses"][1]["pieces"])
@@ -206,19 +276,30 @@ def test_each_rule_shows_the_macro_actions_of_its_setting(tmp_path):
 @pytest.fixture(scope="module")
 def lesson():
     """A notebook of prose and two code cells, executed: one prints, one draws."""
-    prints = "print('loss 0.5000 after 12 updates, score −1.25')\nprint('marlhf_lite 0.1.0 · torch 2.9')"
+    prints = (
+        "print('loss 0.5000 after 12 updates, score −1.25')\nprint('marlhf_lite 0.1.0 · torch 2.9')"
+    )
     draws = "from matplotlib import pyplot as plt\nplt.figure(figsize=(2, 1)); plt.plot([1, 2]); plt.show()"
-    cells = [nbformat.v4.new_code_cell(prints, id="says"), nbformat.v4.new_code_cell(draws, id="draws")]
+    cells = [
+        nbformat.v4.new_code_cell(prints, id="says"),
+        nbformat.v4.new_code_cell(draws, id="draws"),
+    ]
     prose = nbformat.v4.new_markdown_cell("At last the loss is 0.5000.", id="prose")
     return check_outputs.executed(nbformat.v4.new_notebook(cells=[prose, *cells]))
 
 
 @pytest.mark.long
-def test_a_check_of_outputs_leaves_the_notebook_and_its_exit_code_says_whether_something_left(lesson, tmp_path, capsys):
+def test_a_check_of_outputs_leaves_the_notebook_and_its_exit_code_says_whether_something_left(
+    lesson, tmp_path, capsys
+):
     path, moved = tmp_path / "lesson.ipynb", copy.deepcopy(lesson)
     moved.cells[1].outputs[0].text = moved.cells[1].outputs[0].text.replace("0.5000", "0.6000")
     fails = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 / 0")])
-    named = ((lesson, 0, "as committed"), (moved, 1, "says: number: 0.6000 → 0.5000"), (fails, 1, "ZeroDivisionError"))
+    named = (
+        (lesson, 0, "as committed"),
+        (moved, 1, "says: number: 0.6000 → 0.5000"),
+        (fails, 1, "ZeroDivisionError"),
+    )
     for notebook, code, said in named:
         nbformat.write(notebook, path)
         before = path.read_bytes()
@@ -227,7 +308,11 @@ def test_a_check_of_outputs_leaves_the_notebook_and_its_exit_code_says_whether_s
 
 
 def test_equal_numbers_are_near_with_any_tolerance():
-    assert all(check_outputs.near(number, number, tolerance) for number in ("0", "0.00") for tolerance in (0, math.inf))
+    assert all(
+        check_outputs.near(number, number, tolerance)
+        for number in ("0", "0.00")
+        for tolerance in (0, math.inf)
+    )
 
 
 @pytest.mark.long
@@ -252,7 +337,9 @@ def test_what_is_near_and_what_has_left(lesson, tag, old, new, lines):
     stored.cells[1].metadata["tags"] = [tag]
     other.cells[1].outputs[0].text = other.cells[1].outputs[0].text.replace(old, new)
     found = check_outputs.compare(stored, other)
-    assert len(found) == len(lines) and all(line.startswith(start) for line, start in zip(found, lines, strict=True))
+    assert len(found) == len(lines) and all(
+        line.startswith(start) for line, start in zip(found, lines, strict=True)
+    )
 
 
 @pytest.mark.long

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from hygiene.folding import measure
+
 import marlhf_lite
 
 PACKAGE = Path(marlhf_lite.__file__).parent
@@ -34,17 +36,26 @@ def imported(module: str) -> tuple[dict[str, int], set[str]]:
 def test_the_method_is_read_without_what_stands_around_it():
     """Data sets, judges, sandboxes, parsers and TRL's trainers are loaded by the options that ask for them."""
     ours, packages = imported("marlhf_lite.training.ppo")
-    assert not packages & {"trl", "datasets", "pandas", "matplotlib", "openai", "pydantic_monty", "stanza"}
+    assert not packages & {
+        "trl",
+        "datasets",
+        "pandas",
+        "matplotlib",
+        "openai",
+        "pydantic_monty",
+        "stanza",
+    }
     # Also what its functions import when they run.
     read, todo = {}, ["training.ppo"]
     while todo:
         if (module := todo.pop()) not in read:
-            read[module] = len(module_files()[module].read_text(encoding="utf-8").splitlines())
+            read[module] = measure(module_files()[module].read_text(encoding="utf-8"))["nodes"]
             todo += [target for source, target, _ in imports(for_types=False) if source == module]
     assert {name.removeprefix("marlhf_lite.") for name in ours} <= {"marlhf_lite"} | parents(read)
     outside = ("parsing", "evaluation", "experiments", "plotting", "extras", "tasks.loading")
     assert not [name for name in read if name.startswith(outside)]
-    assert sum(read.values()) <= 4560, sorted(read.items(), key=lambda item: -item[1])
+    # An alarm, not an aim: how much code (nodes of the syntax tree) one update leads its reader through.
+    assert sum(read.values()) <= 33_200, sorted(read.items(), key=lambda item: -item[1])
 
 
 def test_macro_actions_need_torch_alone():
@@ -56,13 +67,18 @@ def test_macro_actions_need_torch_alone():
 def test_the_catalogue_names_rules_without_their_parsers():
     ours, packages = imported("marlhf_lite.macro.catalogue")
     assert not packages & {"nltk", "transformers", "stanza", "tree_sitter"}
-    assert not [name for name in ours if name.startswith(("marlhf_lite.parsing", "marlhf_lite.extras"))]
+    assert not [
+        name for name in ours if name.startswith(("marlhf_lite.parsing", "marlhf_lite.extras"))
+    ]
 
 
 @functools.cache
 def module_files() -> dict[str, Path]:
     """The files of the package by module."""
-    files = {".".join(file.relative_to(PACKAGE).with_suffix("").parts): file for file in PACKAGE.rglob("*.py")}
+    files = {
+        ".".join(file.relative_to(PACKAGE).with_suffix("").parts): file
+        for file in PACKAGE.rglob("*.py")
+    }
     return {name.removesuffix(".__init__"): file for name, file in files.items()}
 
 
@@ -79,7 +95,11 @@ def imports(for_types: bool = True) -> list[tuple[str, str, bool]]:
 
     def read(node: ast.AST, inside: bool) -> Iterator[tuple[str, bool]]:
         for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING" and not for_types:
+            if (
+                isinstance(child, ast.If)
+                and ast.unparse(child.test) == "TYPE_CHECKING"
+                and not for_types
+            ):
                 continue
             if isinstance(child, ast.Import):
                 yield from ((name.name, inside) for name in child.names)
@@ -100,7 +120,11 @@ def imports(for_types: bool = True) -> list[tuple[str, str, bool]]:
 def test_extras_import_the_method_and_never_the_other_way():
     """What composes a run imports one where an option asks; the course may import all."""
     composing = {"cli", *(f"experiments.{name}" for name in ("data", "named_rewards", "pipeline"))}
-    of_extras = [edge for edge in imports() if edge[1].startswith("extras") and not edge[0].startswith("extras")]
+    of_extras = [
+        edge
+        for edge in imports()
+        if edge[1].startswith("extras") and not edge[0].startswith("extras")
+    ]
     assert {module for module, _, _ in of_extras} >= composing  # the files are read
     wrong = [edge for edge in of_extras if not (edge[0] in composing and edge[2])]
     assert not wrong
@@ -111,7 +135,11 @@ def test_the_library_never_imports_the_laboratory():
     found = []
     for file in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            names = [x.name for x in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", "")]
+            names = (
+                [x.name for x in node.names]
+                if isinstance(node, ast.Import)
+                else [getattr(node, "module", "")]
+            )
             names.append(node.value if isinstance(node, ast.Constant) else "")
             found += [(file.name, str(name).partition(".")[0]) for name in names]
     assert ("cli.py", "marlhf_lite") in found  # the files are read
@@ -133,5 +161,9 @@ def test_a_command_says_what_it_needs():
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "isinstance":
                 names = {getattr(x, "id", getattr(x, "attr", "")) for x in ast.walk(call.args[1])}
-                asked += [f"{path.name}:{call.lineno}" for name in names if name.endswith(("Command", "Config"))]
+                asked += [
+                    f"{path.name}:{call.lineno}"
+                    for name in names
+                    if name.endswith(("Command", "Config"))
+                ]
     assert len(asked) <= 8, asked

@@ -26,7 +26,14 @@ from marlhf_lite.tasks import chats
 from marlhf_lite.tasks.chats import chat_writer, expect_chats
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.tasks.round_trip import note_on_lost_texts
-from marlhf_lite.tasks.shapes import ANSWERS, PAIRS, PROMPTS, TRANSCRIPTS, to_preferences, write_turns
+from marlhf_lite.tasks.shapes import (
+    ANSWERS,
+    PAIRS,
+    PROMPTS,
+    TRANSCRIPTS,
+    to_preferences,
+    write_turns,
+)
 from marlhf_lite.tasks.splits import TRAIN_PARTS
 from marlhf_lite.tasks.templates import hh_prompt
 from marlhf_lite.tasks.tokenization import encode_prompts
@@ -37,7 +44,9 @@ TURNS = (
     "{% for m in messages %}<mask>{{ m.role }}\n{{ m.content }}<eos>\n{% endfor %}"
     "{% if add_generation_prompt %}<mask>assistant\n{% endif %}"
 )
-NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role here') }}{% endif %}"
+NO_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('no system role here') }}{% endif %}"
+)
 TEMPLATES = {"plain": TURNS, "bos": "{{ bos_token }}" + NO_SYSTEM + TURNS}
 
 
@@ -67,7 +76,9 @@ def chatty(tiny, template, tmp_path):
     tokenizer.save_pretrained(tmp_path / "model")
     for name in ("config.json", "model.safetensors", "generation_config.json"):
         (tmp_path / "model" / name).symlink_to(f"{tiny.model}/{name}")
-    return SimpleNamespace(folder=str(tmp_path / "model"), tokenizer=load_tokenizer(str(tmp_path / "model")))
+    return SimpleNamespace(
+        folder=str(tmp_path / "model"), tokenizer=load_tokenizer(str(tmp_path / "model"))
+    )
 
 
 def written(tokenizer, row):
@@ -82,16 +93,25 @@ def test_tokens_are_those_of_the_template(chatty, template):
     """Two turns, with a system prompt and without; BOS once or never; the answer's end is the template's."""
     reference, tokenizer = AutoTokenizer.from_pretrained(chatty.folder), chatty.tokenizer
     for before in [BEFORE] if template == "bos" else [BEFORE, [SYSTEM, *BEFORE]]:
-        rows = [pair(before), {"prompt": before, "chosen": [SO], "rejected": [NO]}, pair(before, prompt="Why?")]
+        rows = [
+            pair(before),
+            {"prompt": before, "chosen": [SO], "rejected": [NO]},
+            pair(before, prompt="Why?"),
+        ]
         made = [written(tokenizer, row) for row in rows]
-        assert made[0] == made[1] == made[2] and (made[0]["chosen"], made[0]["rejected"]) == ("So.", "No.")
+        assert made[0] == made[1] == made[2] and (made[0]["chosen"], made[0]["rejected"]) == (
+            "So.",
+            "No.",
+        )
         expect_chats(tokenizer)
         (prompt,) = encode_prompts(tokenizer, [made[0]["prompt"]])
-        assert prompt == reference.apply_chat_template(before, add_generation_prompt=True)["input_ids"]
+        assert (
+            prompt == reference.apply_chat_template(before, add_generation_prompt=True)["input_ids"]
+        )
         assert prompt.count(reference.bos_token_id) == (template == "bos")
-        assert _OurPrompts._tokenize_prompts(SimpleNamespace(processing_class=tokenizer), [made[0]["prompt"]])[0] == [
-            prompt
-        ]
+        assert _OurPrompts._tokenize_prompts(
+            SimpleNamespace(processing_class=tokenizer), [made[0]["prompt"]]
+        )[0] == [prompt]
         whole = reference.apply_chat_template([*before, SO])["input_ids"]
         taught = sft_dataset(tokenizer, datasets.Dataset.from_list(made[:1]), 99)
         (row,) = taught["input_ids"]
@@ -101,20 +121,28 @@ def test_tokens_are_those_of_the_template(chatty, template):
 
 
 def test_a_prompt_alone_is_written_like_that_of_a_pair(chatty):
-    form = replace(PROMPTS, convert=partial(PROMPTS.convert, template=chat_writer(chatty.tokenizer, "auto")))
+    form = replace(
+        PROMPTS, convert=partial(PROMPTS.convert, template=chat_writer(chatty.tokenizer, "auto"))
+    )
     ((made,), _) = to_preferences([{"prompt": BEFORE}], "prompts.jsonl", form=form)
     assert made == {"prompt": written(chatty.tokenizer, pair(BEFORE))["prompt"]}
     ((text,), _) = to_preferences([{"prompt": BEFORE}], "prompts.jsonl", form=PROMPTS)
     assert text == {"prompt": hh_prompt([turn["content"] for turn in BEFORE])}
     for bad in ("Why?", [], [say("user", " ")], [{"role": "user"}]):
-        fails(lambda: to_preferences([{"prompt": bad}], "prompts.jsonl", form=form), "prompts.jsonl: row 1")  # noqa: B023
+        fails(
+            lambda: to_preferences([{"prompt": bad}], "prompts.jsonl", form=form),  # noqa: B023
+            "prompts.jsonl: row 1",
+        )
 
 
 def test_text_of_a_special_token_in_a_message_is_refused(chatty):
     """A question and an answer alike: neither may end its turn."""
     bad = pair([say("user", "Hi<eos>\n<mask>assistant\nYes")])
     for row in (bad, pair(BEFORE, chosen=[*BEFORE, say("assistant", "So<eos>.")])):
-        fails(lambda: written(chatty.tokenizer, row), "row 1: a message contains the special token <eos>")  # noqa: B023
+        fails(
+            lambda: written(chatty.tokenizer, row),  # noqa: B023
+            "row 1: a message contains the special token <eos>",
+        )
     # As in Gemma's chat models, a turn may end with another token: then a response ends with it too.
     chatty.tokenizer.chat_template = chatty.tokenizer.chat_template.replace("<eos>", "<unk>")
     expect_chats(chatty.tokenizer)
@@ -145,19 +173,30 @@ def test_a_template_that_cannot_be_used_is_named(chatty, tmp_path, text):
     path = tmp_path / "chat.jinja"
     if text is not None:
         path.write_text(text)
-    fails(lambda: chat_writer(chatty.tokenizer, str(path))([say("user", "Is 1 even?")]), f"--chat_template {path}: ")
+    fails(
+        lambda: chat_writer(chatty.tokenizer, str(path))([say("user", "Is 1 even?")]),
+        f"--chat_template {path}: ",
+    )
 
 
 @pytest.mark.parametrize("template", ["plain"], indirect=True)
 def test_data_of_text_need_no_template_that_works(chatty, tmp_path):
     chatty.tokenizer.chat_template = "{{ raise_exception('never') }}"
     texts, chats = tmp_path / "texts.jsonl", tmp_path / "chats.jsonl"
-    texts.write_text("\n".join(json.dumps({"prompt": f"Is {i}", "chosen": " a", "rejected": " b"}) for i in range(9)))
+    texts.write_text(
+        "\n".join(
+            json.dumps({"prompt": f"Is {i}", "chosen": " a", "rejected": " b"}) for i in range(9)
+        )
+    )
     chats.write_text("\n".join(json.dumps(pair([say("user", f"Is {i} even?")])) for i in range(9)))
     assert load_task(str(texts), chat=chat_writer(chatty.tokenizer, "auto")).splits["ppo"]
     for bad_rows in ("error", "drop"):  # it is no fault of the rows
         write = chat_writer(chatty.tokenizer, "auto")
-        fails(lambda: load_task(str(chats), chat=write, bad_rows=bad_rows), "--chat_template auto: ", "never")  # noqa: B023
+        fails(
+            lambda: load_task(str(chats), chat=write, bad_rows=bad_rows),  # noqa: B023
+            "--chat_template auto: ",
+            "never",
+        )
 
 
 @pytest.mark.parametrize(
@@ -183,15 +222,29 @@ def test_which_rows_take_the_template(chatty, tokenizer, tmp_path):
     apart = [{"prompt": row["chosen"][:1], "chosen": [SO], "rejected": [NO]} for row in rows]
     datasets.Dataset.from_list(apart).save_to_disk(tmp_path / "folder")
     chats.write_text("\n".join(map(json.dumps, rows)))
-    texts.write_text("\n".join(json.dumps({"prompt": f"Is {i}", "chosen": " a", "rejected": " b"}) for i in range(40)))
+    texts.write_text(
+        "\n".join(
+            json.dumps({"prompt": f"Is {i}", "chosen": " a", "rejected": " b"}) for i in range(40)
+        )
+    )
     write = chat_writer(chatty.tokenizer, "auto")
-    assert write and not chat_writer(chatty.tokenizer, "none") and not chat_writer(tokenizer, "auto")
+    assert (
+        write and not chat_writer(chatty.tokenizer, "none") and not chat_writer(tokenizer, "auto")
+    )
     asked = write([say("user", "Is")])[:9]
     folder = tmp_path / "folder"
-    for chat, path, start in [(write, chats, asked), (write, folder, asked), (None, chats, hh_prompt("Is")[:9])]:
+    for chat, path, start in [
+        (write, chats, asked),
+        (write, folder, asked),
+        (None, chats, hh_prompt("Is")[:9]),
+    ]:
         task = load_task(str(path), chat=chat)
         assert task.chats == bool(chat)
-        assert all(prompt.startswith(start) for part in TRAIN_PARTS for prompt in task.splits[part]["prompt"])
+        assert all(
+            prompt.startswith(start)
+            for part in TRAIN_PARTS
+            for prompt in task.splits[part]["prompt"]
+        )
     assert not load_task(str(texts), chat=write).chats
 
 
@@ -201,14 +254,18 @@ def test_a_run_on_chats(chatty, tmp_path, capsys):
     path = tmp_path / "chats.jsonl"
     path.write_text("\n".join(json.dumps(pair([say("user", f"Is {i} even?")])) for i in range(40)))
     sizes = "--batch_size 4 --sft_batch_size 4 --rm_batch_size 4 --max_response_length 6 --updates 1 --eval_prompts 2"
-    assert not main(f"run --model {chatty.folder} --dataset {path} {sizes} --output_dir {tmp_path}/run".split())
+    assert not main(
+        f"run --model {chatty.folder} --dataset {path} {sizes} --output_dir {tmp_path}/run".split()
+    )
     assert "chat template" in capsys.readouterr().out
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["chat_template"] == "auto"
     sample = json.loads((tmp_path / "run" / "ma-ppo" / "samples.jsonl").read_text().splitlines()[0])
     assert sample["prompt"].startswith("<bos><mask>user\nIs ") and sample["prompt"].endswith(
         "?<eos>\n<mask>assistant\n"
     )
-    inputs = f"--sft {tmp_path}/run --rm {tmp_path}/run --batch_size 4 --num_generations 2 --updates 1"
+    inputs = (
+        f"--sft {tmp_path}/run --rm {tmp_path}/run --batch_size 4 --num_generations 2 --updates 1"
+    )
     assert not main(f"rloo {inputs} --max_response_length 6 --output_dir {tmp_path}/rloo".split())
     assert not main(f"generate --policy {tmp_path}/run/ma-ppo --prompt Why?".split())
 
@@ -233,7 +290,9 @@ def test_what_is_exported_writes_samples_and_stops_as_the_run(chatty, sft, tmp_p
     file, out = tmp_path / "own.jinja", tmp_path / "out"
     file.write_text(TURNS.replace("<eos>", "<unk>"))
     sampling = {"temperature": 0.7, "top_k": 0, "top_p": 0.9, "max_response_length": 6}
-    run = RunFolder.create(tmp_path / "run", sampling | {"model": chatty.folder, "chat_template": str(file)})
+    run = RunFolder.create(
+        tmp_path / "run", sampling | {"model": chatty.folder, "chat_template": str(file)}
+    )
     shutil.copytree(sft, run.path / "policy")
     assert not main(["export", "--policy", str(run.path), "--output_dir", str(out)])
     tokenizer, config = AutoTokenizer.from_pretrained(out), GenerationConfig.from_pretrained(out)
@@ -247,16 +306,33 @@ def test_what_is_exported_writes_samples_and_stops_as_the_run(chatty, sft, tmp_p
 @pytest.mark.parametrize("template", ["plain"], indirect=True)
 def test_tokens_that_the_model_has_not_are_named(chatty, tmp_path, capsys):
     """Those that the data use: others do no harm."""
-    chatty.tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    chatty.tokenizer.add_special_tokens(
+        {"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]}
+    )
     chatty.tokenizer.chat_template = CHATML
     chatty.tokenizer.save_pretrained(chatty.folder)
     chats, texts = tmp_path / "chats.jsonl", tmp_path / "texts.jsonl"
     chats.write_text("".join(json.dumps(pair([say("user", f"Is {i}")])) + "\n" for i in range(12)))
-    texts.write_text("".join(json.dumps({"prompt": f"Is {i}", "completion": " a"}) + "\n" for i in range(12)))
-    words = ["sft", "--model", chatty.folder, "--sft_epochs", "0", "--output_dir", str(tmp_path / "run"), "--dataset"]
+    texts.write_text(
+        "".join(json.dumps({"prompt": f"Is {i}", "completion": " a"}) + "\n" for i in range(12))
+    )
+    words = [
+        "sft",
+        "--model",
+        chatty.folder,
+        "--sft_epochs",
+        "0",
+        "--output_dir",
+        str(tmp_path / "run"),
+        "--dataset",
+    ]
     assert main([*words, str(chats)]) == 2 and not (tmp_path / "run").exists()
     error = capsys.readouterr().err
-    assert "none for the token <|im_" in error and "resize_token_embeddings" in error and error.count("\n") == 1
+    assert (
+        "none for the token <|im_" in error
+        and "resize_token_embeddings" in error
+        and error.count("\n") == 1
+    )
     assert main([*words, str(texts)]) == 0
     chatty.tokenizer.add_tokens(["ordinary"])  # which an answer has
     chatty.tokenizer.save_pretrained(chatty.folder)
@@ -275,14 +351,17 @@ LLAMA_2 = (
     "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token }}[INST] {{ m.content.strip() }} [/INST]"
     "{% else %} {{ m.content.strip() }} {{ eos_token }}{% endif %}{% endfor %}"
 )
-OPENS_A_THOUGHT = CHATML.replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}")
+OPENS_A_THOUGHT = CHATML.replace(
+    "<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}"
+)
 TRLS = Path(trl.__file__).parent / "chat_templates"
 FORMS = {
     "chatml": CHATML,
     "llama-2": LLAMA_2,
     "qwen3": (TRLS / "qwen3.jinja").read_text(encoding="utf-8"),
     "gemma": (TRLS / "gemma.jinja").read_text(encoding="utf-8"),
-    "opens a thought": OPENS_A_THOUGHT,  # the prompt alone is no prefix of prompt and answer, as DeepSeek's
+    # the prompt alone is no prefix of prompt and answer, as DeepSeek's
+    "opens a thought": OPENS_A_THOUGHT,
 }
 
 
@@ -311,28 +390,46 @@ def test_answers_are_what_the_template_writes_behind_the_prompt(form, family):
     """Token for token those of TRL, up to the end of the assistant's turn, where a response ends."""
     tokenizer = tokenizer_of(family, form)
     chat = chat_writer(tokenizer, "auto")
-    questions = [[say("user", "Why?")], [say("user", "Hi"), say("assistant", "Hello."), say("user", "The mat?")]]
+    questions = [
+        [say("user", "Why?")],
+        [say("user", "Hi"), say("assistant", "Hello."), say("user", "The mat?")],
+    ]
     for before in questions:
-        for text in ("Because.", "    return x", "\n\nThe old cat"):  # spaces stay where the template keeps them
+        # spaces stay where the template keeps them
+        for text in ("Because.", "    return x", "\n\nThe old cat"):
             row = {"prompt": before, "chosen": [say("assistant", text)], "rejected": [NO]}
-            made = to_preferences([row], "x", form=replace(PAIRS, convert=partial(PAIRS.convert, template=chat)))[0][0]
+            made = to_preferences(
+                [row], "x", form=replace(PAIRS, convert=partial(PAIRS.convert, template=chat))
+            )[0][0]
             answered = replace(ANSWERS, convert=partial(ANSWERS.convert, template=chat))
-            taught = to_preferences([{"prompt": before, "completion": row["chosen"]}], "x", form=answered)[0][0]
+            taught = to_preferences(
+                [{"prompt": before, "completion": row["chosen"]}], "x", form=answered
+            )[0][0]
             expect_chats(tokenizer)
             data = sft_dataset(tokenizer, datasets.Dataset.from_list([taught]), 999)
             ids, mask = data["input_ids"][0], data["completion_mask"][0]
             whole, start = as_trl(tokenizer, before, row["chosen"][0])
-            if mask.index(1) > start:  # tokens of the prompt's end and the answer would join: sampling cannot do so
-                assert ids[: mask.index(1)] == encode_prompts(tokenizer, [chat(before)])[0] and form != "llama-2"
-                assert tokenizer.decode(ids) == tokenizer.decode(whole)[: len(tokenizer.decode(ids))]
+            # tokens of the prompt's end and the answer would join: sampling cannot do so
+            if mask.index(1) > start:
+                assert (
+                    ids[: mask.index(1)] == encode_prompts(tokenizer, [chat(before)])[0]
+                    and form != "llama-2"
+                )
+                assert (
+                    tokenizer.decode(ids) == tokenizer.decode(whole)[: len(tokenizer.decode(ids))]
+                )
             else:
                 assert ids == whole[: len(ids)] and mask.index(1) == start
             assert ids[-1] == tokenizer.eos_token_id not in ids[mask.index(1) : -1]
-            (chosen,) = pair_dataset(tokenizer, datasets.Dataset.from_list([made]), 999)["chosen_ids"]
+            (chosen,) = pair_dataset(tokenizer, datasets.Dataset.from_list([made]), 999)[
+                "chosen_ids"
+            ]
             assert chosen == ids
 
 
-DROPS_THOUGHTS = OPENS_A_THOUGHT.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1].lstrip('\n') }}")
+DROPS_THOUGHTS = OPENS_A_THOUGHT.replace(
+    "{{ m.content }}", "{{ m.content.split('</think>')[-1].lstrip('\n') }}"
+)
 
 
 def test_thoughts_that_a_template_drops_are_kept():
@@ -341,23 +438,35 @@ def test_thoughts_that_a_template_drops_are_kept():
     tokenizer.chat_template = DROPS_THOUGHTS
     chat = chat_writer(tokenizer, "auto")
     thought, turn = "<think>\nIt is old.\n</think>\n\nA cat.", say("user", "And now?")
-    prompt, answers = chat.write(BEFORE, [[say("assistant", thought)], [SO], [say("assistant", thought), turn, SO]])
+    prompt, answers = chat.write(
+        BEFORE, [[say("assistant", thought)], [SO], [say("assistant", thought), turn, SO]]
+    )
     between = "<|im_end|>\n<|im_start|>user\nAnd now?<|im_end|>\n<|im_start|>assistant\nSo."
-    assert answers == [thought, "So.", thought + between] and len(chat.restored) == 2 and not chat.left_out
-    assert prompt == chat(BEFORE) == chat.write(BEFORE, [])[0] and prompt.endswith("<|im_start|>assistant\n")
+    assert (
+        answers == [thought, "So.", thought + between]
+        and len(chat.restored) == 2
+        and not chat.left_out
+    )
+    assert prompt == chat(BEFORE) == chat.write(BEFORE, [])[0] and prompt.endswith(
+        "<|im_start|>assistant\n"
+    )
     assert write_turns("Why?", chat) == chat.write([say("user", "Why?")], [[SO]])[0]
     as_text = chat_writer(tokenizer, "text")
-    assert write_turns("\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: Why?\n\nAssistant:", as_text) == as_text(
-        [say("user", "Hi"), say("assistant", "Hello"), say("user", "Why?")]
-    )
+    assert write_turns(
+        "\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: Why?\n\nAssistant:", as_text
+    ) == as_text([say("user", "Hi"), say("assistant", "Hello"), say("user", "Why?")])
 
 
 def test_a_template_that_takes_too_long_is_named(monkeypatch):
     monkeypatch.setattr(chats, "SECONDS", 0.2)
     tokenizer = tokenizer_of("byte_level", "chatml")
-    tokenizer.chat_template = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    tokenizer.chat_template = (
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    )
     fails(
-        lambda: chat_writer(tokenizer, "auto")([say("user", "Hi")]), "--chat_template auto: ", "more than 0.2 seconds"
+        lambda: chat_writer(tokenizer, "auto")([say("user", "Hi")]),
+        "--chat_template auto: ",
+        "more than 0.2 seconds",
     )
     fails(lambda: expect_chats(tokenizer), "--chat_template: ", "more than 0.2 seconds")
 
@@ -370,7 +479,9 @@ def test_texts_that_tokens_do_not_give_back_are_counted(form):
     start = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n" if form else "{}"
     kept, lost = "The old cat", "The\tcat has 7 lives ≈"
     assert not list(note_on_lost_texts(tokenizer, [start.format(kept)], [f" {kept} "]))
-    (note,) = note_on_lost_texts(tokenizer, [start.format(x) for x in (kept, lost)], [kept, lost, lost])
+    (note,) = note_on_lost_texts(
+        tokenizer, [start.format(x) for x in (kept, lost)], [kept, lost, lost]
+    )
     assert note.startswith("2 of 4 texts do not come back from their tokens, first '")
     assert not list(note_on_lost_texts(tokenizer_of("byte_level", "chatml"), [lost], [lost]))
 
@@ -379,19 +490,28 @@ def test_a_reward_gets_what_the_data_have(tmp_path):
     """Messages where there are any, and the text that became a message of the user; no marks of a template."""
     tokenizer = tokenizer_of("byte_level", "chatml")
     (tmp_path / "rows.jsonl").write_text(
-        "".join(json.dumps({"prompt": [*BEFORE[:2], say("user", f"Why {i}?")]}) + "\n" for i in range(8))
+        "".join(
+            json.dumps({"prompt": [*BEFORE[:2], say("user", f"Why {i}?")]}) + "\n" for i in range(8)
+        )
     )
-    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"prompt": f"Why {i}?"}) + "\n" for i in range(8)))
+    (tmp_path / "texts.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"Why {i}?"}) + "\n" for i in range(8))
+    )
     (tmp_path / "prompts_seen.py").write_text(
         "def seen(prompts, responses):\n    return [p if isinstance(p, str) else p[-1]['content'] for p in prompts]\n"
     )
     for file, choice in (("rows", "auto"), ("texts", "text"), ("texts", "auto")):
         task = load_task(str(tmp_path / f"{file}.jsonl"), chat=chat_writer(tokenizer, choice))
         sys.path.insert(0, str(tmp_path))
-        seen = text_reward("prompts_seen:seen", task)(prompts := task.splits["ppo"]["prompt"], prompts)
+        seen = text_reward("prompts_seen:seen", task)(
+            prompts := task.splits["ppo"]["prompt"], prompts
+        )
         sys.path.remove(str(tmp_path))
         assert sorted(seen)[0][:4] == "Why " and all("<|im_start|>" not in text for text in seen)
-        assert all(isinstance(said, list) for said in task.said.values()) == (file == "rows") or not task.said
+        assert (
+            all(isinstance(said, list) for said in task.said.values()) == (file == "rows")
+            or not task.said
+        )
 
 
 def test_forms_of_answers_by_name():
@@ -417,7 +537,8 @@ def test_texts_as_a_user_s_message(tmp_path):
     for prompt, ids in zip(task.splits["ppo"]["prompt"], data["input_ids"]):
         question = prompt.removeprefix("<|im_start|>user\n").partition("<")[0]
         whole, _ = as_trl(tokenizer, [say("user", question)], say("assistant", "Because."))
-        assert ids == whole[:-1] and ids.count(tokenizer.eos_token_id) == 2  # of the question, and of the answer
+        # of the question, and of the answer
+        assert ids == whole[:-1] and ids.count(tokenizer.eos_token_id) == 2
     rows[0]["chosen"] = "Because.<end_of_turn>"
     path.write_text("\n".join(map(json.dumps, rows)))
     fails(lambda: load_task(str(path), chat=chat_writer(tokenizer, "text")), "special token")
@@ -441,13 +562,20 @@ def test_a_written_answer_of_several_turns_keeps_its_last_one(end):
 def test_a_transcript_becomes_messages_and_a_system_column_the_first_of_them(tmp_path):
     tokenizer = tokenizer_of("byte_level", "chatml")
     rows = [
-        {"system": "Be kind.", "prompt": hh_prompt([f"Hi {i}", "Hello", "Why?"]), "response": " So."} for i in range(4)
+        {
+            "system": "Be kind.",
+            "prompt": hh_prompt([f"Hi {i}", "Hello", "Why?"]),
+            "response": " So.",
+        }
+        for i in range(4)
     ]
     (path := tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     task = load_task(str(path), chat=chat_writer(tokenizer, "text"))
     turns = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi {}<|im_end|>\n<|im_start|>assistant\nHello"
     prompts = [prompt for part in task.splits.values() for prompt in part["prompt"]]
-    assert task.unused == () and sorted(p[: len(turns) - 1] for p in prompts) == [turns.format(i) for i in range(4)]
+    assert task.unused == () and sorted(p[: len(turns) - 1] for p in prompts) == [
+        turns.format(i) for i in range(4)
+    ]
     assert load_task(str(path)).unused == ("system",)
     tokenizer.chat_template = None
     fails(lambda: chat_writer(tokenizer, "text"), "--chat_template text", "no chat template")
@@ -461,7 +589,9 @@ def test_data_with_prompts_of_their_own_take_no_template(tmp_path, form):
             "summaries": [{"text": "A"}, {"text": "B"}],
             "choice": 0,
         },
-        "program": dict.fromkeys(("question", "solutions", "input_output", "difficulty", "starter_code"), "x"),
+        "program": dict.fromkeys(
+            ("question", "solutions", "input_output", "difficulty", "starter_code"), "x"
+        ),
     }
     path = tmp_path / "rows.jsonl"
     path.write_text(f"{json.dumps(rows.get(form))}\n")

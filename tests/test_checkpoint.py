@@ -67,8 +67,13 @@ def test_loading_gives_back_what_was_saved(make, run, changes):
     torch.rand(7), random.random(), numpy.random.rand()
     other._resume()
     assert same(state(other), saved) and other.counters == made.counters
-    assert torch.equal(torch.rand(3), drawn[0]) and [random.random(), numpy.random.rand()] == drawn[1:]
-    assert other.generated_tokens == made.generated_tokens > 0 and other.history == again(run).metrics()
+    assert (
+        torch.equal(torch.rand(3), drawn[0]) and [random.random(), numpy.random.rand()] == drawn[1:]
+    )
+    assert (
+        other.generated_tokens == made.generated_tokens > 0
+        and other.history == again(run).metrics()
+    )
 
 
 def test_the_scale_of_the_loss_in_float16(make, run, copied):
@@ -84,7 +89,9 @@ def test_the_scale_of_the_loss_in_float16(make, run, copied):
     saved = made.accelerator.scaler.state_dict()
     assert saved["scale"] == 16 and saved["_growth_tracker"] == 1
     other.train(resume=True), none.train(resume=True)
-    assert other.accelerator.scaler.state_dict() == saved and none.accelerator.scaler.get_scale() == 8
+    assert (
+        other.accelerator.scaler.state_dict() == saved and none.accelerator.scaler.get_scale() == 8
+    )
 
 
 def test_a_machine_with_fewer_gpus(monkeypatch):
@@ -116,7 +123,9 @@ def test_checkpoints_change_nothing(make, tmp_path, spoilt):
         made = make(RunFolder.create(tmp_path / str(every), {}), updates=4, checkpoint_every=every)
         if spoilt:
             made.models.policy.register_forward_hook(
-                lambda _, args, out, made=made: tuple(x * (math.nan if made.updates_done == 0 else 1) for x in out)
+                lambda _, args, out, made=made: tuple(
+                    x * (math.nan if made.updates_done == 0 else 1) for x in out
+                )
             )
         histories.append(timeless(made.train()))
     assert repr(histories[0]) == repr(histories[1])  # NaN included
@@ -127,10 +136,13 @@ def test_checkpoints_change_nothing(make, tmp_path, spoilt):
 
 
 @pytest.mark.parametrize(
-    "every, keep, expected", [(1, 9, [1, 2, 3, 4, 5]), (1, 2, [4, 5]), (2, 9, [2, 4, 5]), (9, 1, [5]), (0, 1, [])]
+    "every, keep, expected",
+    [(1, 9, [1, 2, 3, 4, 5]), (1, 2, [4, 5]), (2, 9, [2, 4, 5]), (9, 1, [5]), (0, 1, [])],
 )
 def test_every_k_updates_and_at_the_end(make, run, every, keep, expected):
-    made = make(run, updates=5, batch_size=2, length=2, checkpoint_every=every, save_total_limit=keep)
+    made = make(
+        run, updates=5, batch_size=2, length=2, checkpoint_every=every, save_total_limit=keep
+    )
     made.train()
     assert made.checkpoints.updates() == expected
     left = {path.name for path in made.checkpoints.folder.iterdir()} if expected else set()
@@ -142,7 +154,9 @@ def test_every_k_updates_and_at_the_end(make, run, every, keep, expected):
 
 def test_resuming_a_finished_run_changes_nothing(make, copied):
     def files():
-        return {path: path.read_bytes() for path in sorted(copied.path.rglob("*")) if path.is_file()}
+        return {
+            path: path.read_bytes() for path in sorted(copied.path.rglob("*")) if path.is_file()
+        }
 
     before, other = files(), make(copied)
     assert other.train(resume=True) == copied.metrics() and len(other.history) == 3
@@ -177,7 +191,10 @@ def test_a_smaller_number_of_responses_at_a_time_stays(make, run, tmp_path):
     assert asked.generation_batch_size == 1
     longer = make(again(run), updates=4)
     whole = make(RunFolder.create(tmp_path / "whole", {}), updates=4, generation_batch_size=2)
-    assert timeless(longer.train(resume=True)) == timeless(whole.train()) and longer.generation_batch_size == 2
+    assert (
+        timeless(longer.train(resume=True)) == timeless(whole.train())
+        and longer.generation_batch_size == 2
+    )
 
 
 def test_from_the_one_before_a_damaged_one(make, stored, copied):
@@ -185,7 +202,9 @@ def test_from_the_one_before_a_damaged_one(make, stored, copied):
     seen = []
 
     def reward(prompts, responses):
-        seen.append(([path.name for path in (copied.path / "checkpoints").iterdir()], len(copied.metrics())))
+        seen.append(
+            ([path.name for path in (copied.path / "checkpoints").iterdir()], len(copied.metrics()))
+        )
         return early_letters(prompts, responses)
 
     (copied.path / "checkpoints" / "update-000003.pt").unlink()
@@ -193,7 +212,9 @@ def test_from_the_one_before_a_damaged_one(make, stored, copied):
     other.train(resume=True)
     assert seen == [(["update-000002.pt"], 2)] and other.checkpoints.updates() == [2, 3]
     assert timeless(copied.metrics()) == timeless(stored.metrics())
-    assert same_checkpoints(*(run.path / "checkpoints" / "update-000003.pt" for run in (stored, copied)))
+    assert same_checkpoints(
+        *(run.path / "checkpoints" / "update-000003.pt" for run in (stored, copied))
+    )
 
 
 def test_one_that_does_not_fit_deletes_nothing(make, copied, monkeypatch):
@@ -243,10 +264,17 @@ def test_damage_is_found_and_named(make, copied, kept):
     logs = (copied.path / "metrics.jsonl").read_bytes()
     other = make(copied)
     before = copy.deepcopy(snapshot(other.actor_critic))
-    with pytest.raises(InputError, match="update-000003.pt: .*damaged.*: delete it, and --resume takes the one before"):
+    with pytest.raises(
+        InputError,
+        match="update-000003.pt: .*damaged.*: delete it, and --resume takes the one before",
+    ):
         other.train(resume=True)
-    assert all(torch.equal(before[k], v) for k, v in snapshot(other.actor_critic).items())  # nothing half loaded
-    assert (copied.path / "metrics.jsonl").read_bytes() == logs and other.checkpoints.updates() == [2, 3]
+    # nothing half loaded
+    assert all(torch.equal(before[k], v) for k, v in snapshot(other.actor_critic).items())
+    assert (copied.path / "metrics.jsonl").read_bytes() == logs and other.checkpoints.updates() == [
+        2,
+        3,
+    ]
 
 
 def test_none_is_there(make, run):
@@ -276,4 +304,7 @@ def test_one_of_another_number_of_processes(make, copied):
 
 def test_logs_that_are_not_its_own(make, copied):
     (copied.path / "samples.jsonl").write_text("")
-    fails(lambda: make(copied).train(resume=True), "update-000003.pt: samples.jsonl has 0 bytes instead of")
+    fails(
+        lambda: make(copied).train(resume=True),
+        "update-000003.pt: samples.jsonl has 0 bytes instead of",
+    )

@@ -17,7 +17,12 @@ import yaml
 from PIL import Image
 from safetensors.torch import load_file
 from small_runs import timeless
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+)
 
 from marlhf_lite.cli import main
 from marlhf_lite.config.commands import COMMANDS, option_names
@@ -79,7 +84,11 @@ def test_help_and_missing_files_need_no_heavy_imports():
 @pytest.fixture
 def fails(capsys, tmp_path, monkeypatch):
     """Runs a command that must fail: exit code 2, one line that names what is wrong, no model loaded, no file left."""
-    monkeypatch.setattr(context, "load_base", lambda *_: pytest.fail("a model was loaded before the input was checked"))
+    monkeypatch.setattr(
+        context,
+        "load_base",
+        lambda *_: pytest.fail("a model was loaded before the input was checked"),
+    )
 
     def run(words, *names):
         capsys.readouterr()
@@ -98,7 +107,11 @@ GOOD = {"prompt": "Q", "chosen": " yes", "rejected": " no"}
 FILES = [  # name and content of a file -> what the message names besides it
     ("d.jsonl", "", "d.jsonl"),
     ("d.jsonl", json.dumps(GOOD | {"rejected": None}), "rejected"),
-    ("d.jsonl", "\n".join(map(json.dumps, [GOOD, {"prompt": "Q", "chosen": " yes"}])), "row 2|rejected|--bad_rows"),
+    (
+        "d.jsonl",
+        "\n".join(map(json.dumps, [GOOD, {"prompt": "Q", "chosen": " yes"}])),
+        "row 2|rejected|--bad_rows",
+    ),
     ("d.jsonl", "\n".join(json.dumps(GOOD | {"prompt": f"Q{i}"}) for i in range(3)), "3 rows"),
     ("d.jsonl", "\n".join([json.dumps(GOOD)] * 9), "1 different prompts"),
     ("d.txt", json.dumps(GOOD), ".jsonl"),
@@ -124,7 +137,9 @@ def test_bad_files(fails, tmp_path, name, content, named):
 def test_a_model_that_cannot_be_used_leaves_no_folder(tiny, tmp_path, capsys):
     shutil.copytree(tiny.model, tmp_path / "broken")
     (tmp_path / "broken" / "config.json").write_text("{}")
-    targets = [["--model", tiny.model, "--lora_target_modules", name] for name in ("q_proj", "[", "")]
+    targets = [
+        ["--model", tiny.model, "--lora_target_modules", name] for name in ("q_proj", "[", "")
+    ]
     for words in (*targets, ["--model", "./broken"]):
         assert main(["sft", "--size", "20", *words, "--output_dir", "out"]) == 2
         shown = capsys.readouterr().err
@@ -143,7 +158,9 @@ def check_records(run, method="MA-PPO"):
     assert {"read", "kept", "sft", "rm", "ppo", "test", "long_prompts"} <= set(counts)
     answers = RunFolder.open(run).samples()
     assert [row["method"] for row in answers] == ["SFT"] * 6 + [method] * 6
-    assert all(1 <= row["tokens"] <= 16 for row in answers) and all(row["kl"] == 0 for row in answers[:6])
+    assert all(1 <= row["tokens"] <= 16 for row in answers) and all(
+        row["kl"] == 0 for row in answers[:6]
+    )
     assert [row["prompt"] for row in answers[:6]] == [row["prompt"] for row in answers[6:]]
     (run / "new").touch()
     modes = {file.stat().st_mode for file in (run / "new", *run.rglob("*.safetensors"))}
@@ -167,7 +184,10 @@ def dialogues(count):
     """Small talk in the form of the HH data: two transcripts that part at the last assistant turn."""
     for i in range(count):
         start = f"\n\nHuman: Where do I buy rope {i}?\n\nAssistant: How much?\n\nHuman: {i} pounds.\n\nAssistant:"
-        yield {"chosen": f"{start} Try the market for rope {i}.", "rejected": f"{start} No idea{'!' * (i % 3)}"}
+        yield {
+            "chosen": f"{start} Try the market for rope {i}.",
+            "rejected": f"{start} No idea{'!' * (i % 3)}",
+        }
 
 
 def test_run_on_transcripts(tiny, tmp_path, capsys):
@@ -176,14 +196,21 @@ def test_run_on_transcripts(tiny, tmp_path, capsys):
     lines = [json.dumps(row) + "\n" for row in (*dialogues(80), bad)]
     (tmp_path / "hh.jsonl.gz").write_bytes(gzip.compress("".join(lines).encode()))
     settings = {flag[2:]: value for flag, value in zip(SMALL[::2], SMALL[1::2])}
-    settings |= {"dataset": "hh.jsonl.gz", "model": tiny.model, "bad_rows": "drop", "output_dir": "out"}
+    settings |= {
+        "dataset": "hh.jsonl.gz",
+        "model": tiny.model,
+        "bad_rows": "drop",
+        "output_dir": "out",
+    }
     (tmp_path / "my.yaml").write_text(yaml.safe_dump(settings))
     assert main(["run", "--config", "my.yaml"]) == 0
     run = tmp_path / "out"
     check_records(run)
     assert json.loads((run / "data.json").read_text())["no_shared_turn"] == 1
     answer = RunFolder.open(run).samples()[0]
-    assert answer["prompt"].startswith("\n\nHuman: Where") and answer["prompt"].endswith(" pounds.\n\nAssistant:")
+    assert answer["prompt"].startswith("\n\nHuman: Where") and answer["prompt"].endswith(
+        " pounds.\n\nAssistant:"
+    )
     shutil.copy(run / "config.yaml", "again.yaml")
     capsys.readouterr()
     assert main(["run", "--config", "again.yaml", "--output_dir", "again", "--n", "1"]) == 0
@@ -192,7 +219,9 @@ def test_run_on_transcripts(tiny, tmp_path, capsys):
     assert answers.count("\nSFT [") == answers.count("\nPPO [") == 3
 
 
-def test_a_policy_answers_a_prompt_and_becomes_a_model(tiny, base, sft, tmp_path, capsys, monkeypatch):
+def test_a_policy_answers_a_prompt_and_becomes_a_model(
+    tiny, base, sft, tmp_path, capsys, monkeypatch
+):
     """The exported model is the base with the adapter added in, and answers as the policy does."""
     prompt = "SUBREDDIT: r/tea\nPOST: I bought tea.\nTL;DR:"
     given = ["--policy", str(sft), "--model", tiny.model]
@@ -206,7 +235,10 @@ def test_a_policy_answers_a_prompt_and_becomes_a_model(tiny, base, sft, tmp_path
     assert "more than --max_prompt_length 2" in capsys.readouterr().err
     assert main(["export", *given, "--output_dir", "mine"]) == 0
     assert "model: mine" in capsys.readouterr().out
-    model, policy = AutoModelForCausalLM.from_pretrained("mine"), load_policy(base, sft, trainable=False)
+    model, policy = (
+        AutoModelForCausalLM.from_pretrained("mine"),
+        load_policy(base, sft, trainable=False),
+    )
     tokens = torch.tensor([[5, 6, 7, 8]])
     torch.testing.assert_close(model(tokens).logits, policy(tokens).logits, rtol=1e-4, atol=1e-4)
 
@@ -214,12 +246,15 @@ def test_a_policy_answers_a_prompt_and_becomes_a_model(tiny, base, sft, tmp_path
 def test_demo_compares_token_and_macro(tiny, tmp_path, capsys):
     assert main(["demo", "--size", "60", "--model", tiny.model, *SMALL, "--output_dir", "out"]) == 0
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())["methods"]
-    assert [row["method"] for row in summary] == ["SFT", "PPO", "MA-PPO"] and all("gold" in row for row in summary)
+    assert [row["method"] for row in summary] == ["SFT", "PPO", "MA-PPO"] and all(
+        "gold" in row for row in summary
+    )
     runs = [RunFolder.open(tmp_path / "out" / name) for name in ("ppo", "ma-ppo")]
     assert [run.config["n"] for run in runs] == ["1", "5"]
     token, macro = (run.metrics()[0] for run in runs)
     assert token["macro_length"] == 1 < macro["macro_length"] <= 5
-    assert token["score_mean"] == pytest.approx(macro["score_mean"])  # the same start and the same first rollout
+    # the same start and the same first rollout
+    assert token["score_mean"] == pytest.approx(macro["score_mean"])
     assert (tmp_path / "out" / "figures" / "gold_curves.png").is_file()
 
 
@@ -229,19 +264,31 @@ def test_demo_has_two_acts_and_the_second_can_wait(tmp_path, capsys, monkeypatch
     assert main(["demo", "--size", "60", *SMALL, "--output_dir", "out"]) == 0
     first, out = tmp_path / "out" / "umbrella", tmp_path / "out"
     arms = json.loads((first / "summary.json").read_text())["methods"]
-    assert [row["method"] for row in arms] == ["PPO", "PPO λ=0.99", "MA-PPO"] and "gold_gain" in arms[2]
+    assert [row["method"] for row in arms] == [
+        "PPO",
+        "PPO λ=0.99",
+        "MA-PPO",
+    ] and "gold_gain" in arms[2]
     configs = [RunFolder.open(first / name).config for name in ("ppo", "ppo-0.99", "ma-ppo")]
     assert [(c["n"], c["lam"]) for c in configs] == [("1", 0.95), ("1", 0.99), ("5", 0.95)]
     assert (first / "figures" / "reward_curves.png").is_file() and not (first / "rm").exists()
     shown = capsys.readouterr().out
     for method in ("PPO λ=0.99 ", "MA-PPO "):
-        assert re.search(rf"{method}(scored \d|scored the same as|could not be told apart from)", shown)
-    assert "One seed: a demonstration" in shown and "tiny-tldr" not in shown and not (out / "sft").exists()
+        assert re.search(
+            rf"{method}(scored \d|scored the same as|could not be told apart from)", shown
+        )
+    assert (
+        "One seed: a demonstration" in shown
+        and "tiny-tldr" not in shown
+        and not (out / "sft").exists()
+    )
     monkeypatch.delenv("ACT")
     assert main(["demo", "--resume", "out"]) == 0
     again, _, second = capsys.readouterr().out.partition("Act 2 of 2")
     assert again.count("done already") == 4 and "MA-PPO update" not in again
-    assert "tiny-tldr" in second and re.search("MA-PPO (scored|could not be told apart from)", second)
+    assert "tiny-tldr" in second and re.search(
+        "MA-PPO (scored|could not be told apart from)", second
+    )
     methods = json.loads((out / "summary.json").read_text())["methods"]
     assert [row["method"] for row in methods] == ["SFT", "PPO", "MA-PPO"]
     assert [len(RunFolder.open(out / name).metrics()) for name in ("ppo", "ma-ppo")] == [2, 2]
@@ -276,7 +323,9 @@ def test_a_seed_fixes_every_stage(shared, tmp_path, capsys):
     ppo = stage("ppo", "b", *shared, "--sft", "c", "--rm", "d", "--seed", "3")
     other = stage("sft", "e", *shared, "--seed", "4")
     for name, again, same in (("sft", sft, True), ("rm", rm, True), ("sft", other, False)):
-        ours, theirs = (load_file(root / name / "adapter_model.safetensors") for root in (chain, again))
+        ours, theirs = (
+            load_file(root / name / "adapter_model.safetensors") for root in (chain, again)
+        )
         assert same == all(torch.equal(ours[key], theirs[key]) for key in ours)
     rows = [timeless(RunFolder.open(path).metrics()) for path in (chain / "ma-ppo", ppo / "ppo")]
     assert rows[0] == rows[1]
@@ -294,7 +343,10 @@ def test_stages_one_after_the_other(shared, tmp_path, capsys, monkeypatch):
     summary = json.loads(Path("e/summary.json").read_text())["methods"]
     assert [row["method"] for row in summary] == ["SFT", "c", "d", "ppo"]
     assert summary[1] | {"method": ""} == summary[2] | {"method": ""} == summary[3] | {"method": ""}
-    assert Path("e/figures/rm_score_distribution.png").is_file() and not Path("e/figures/reward_curves.png").exists()
+    assert (
+        Path("e/figures/rm_score_distribution.png").is_file()
+        and not Path("e/figures/reward_curves.png").exists()
+    )
     trained, answered = Path("c/config.yaml").read_bytes(), Path("e/samples.jsonl").read_bytes()
     with monkeypatch.context() as again:  # everything is stored, so nothing is loaded
         again.setattr(context, "load_base", lambda *_: pytest.fail("a model was loaded"))
@@ -304,16 +356,36 @@ def test_stages_one_after_the_other(shared, tmp_path, capsys, monkeypatch):
     assert json.loads(Path("e/summary.json").read_text())["config"]["policies"] == "c=c"
     stage("evaluate", "c", *shared, "--sft", "a", "--rm", "b", "--policies", "c")
     assert Path("c/config.yaml").read_bytes() == trained  # a run of another command
-    stage("evaluate", "e", *shared, "--sft", "a", "--rm", "b", "--eval_temperatures", "0,1", "--eval_prompts", "2")
+    stage(
+        "evaluate",
+        "e",
+        *shared,
+        "--sft",
+        "a",
+        "--rm",
+        "b",
+        "--eval_temperatures",
+        "0,1",
+        "--eval_prompts",
+        "2",
+    )
     assert "SFT T=0.0" in capsys.readouterr().out
     stage("run", "f", *shared, "--sft", "a", "--rm", "b")  # what is given is not made again
-    assert not Path("f/sft").exists() and not Path("f/rm").exists() and Path("f/ma-ppo/policy").is_dir()
+    assert (
+        not Path("f/sft").exists()
+        and not Path("f/rm").exists()
+        and Path("f/ma-ppo/policy").is_dir()
+    )
 
 
 @pytest.mark.parametrize("reward", ["rm", "brevity:short"])
-def test_the_reward_model_is_loaded_where_it_is_the_reward(shared, base, sft, rm, reward, tmp_path, monkeypatch):
+def test_the_reward_model_is_loaded_where_it_is_the_reward(
+    shared, base, sft, rm, reward, tmp_path, monkeypatch
+):
     """The critic starts from it, with its head, in both cases."""
-    (tmp_path / "brevity.py").write_text("def short(prompts, responses):\n    return [-len(r) for r in responses]\n")
+    (tmp_path / "brevity.py").write_text(
+        "def short(prompts, responses):\n    return [-len(r) for r in responses]\n"
+    )
     trained = []
 
     def keep(self, *_):
@@ -321,11 +393,26 @@ def test_the_reward_model_is_loaded_where_it_is_the_reward(shared, base, sft, rm
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ppo.PPOTrainer, "train", keep)
-    argv = ["ppo", *shared, "--sft", str(sft), "--rm", str(rm), "--reward", reward, "--output_dir", "out"]
+    argv = [
+        "ppo",
+        *shared,
+        "--sft",
+        str(sft),
+        "--rm",
+        str(rm),
+        "--reward",
+        reward,
+        "--output_dir",
+        "out",
+    ]
     assert main(argv) == 130
     assert (trained[0].reward is not None) == (reward == "rm")
-    ours, theirs = (model.state_dict() for model in (trained[0].critic.model, load_score_model(base, rm)))
-    assert ours.keys() == theirs.keys() and all(torch.equal(x, theirs[name]) for name, x in ours.items())
+    ours, theirs = (
+        model.state_dict() for model in (trained[0].critic.model, load_score_model(base, rm))
+    )
+    assert ours.keys() == theirs.keys() and all(
+        torch.equal(x, theirs[name]) for name, x in ours.items()
+    )
 
 
 def test_interrupt_leaves_whole_records(tiny, base, shared, sft, rm, monkeypatch, capsys):
@@ -338,7 +425,17 @@ def test_interrupt_leaves_whole_records(tiny, base, shared, sft, rm, monkeypatch
         return generate(*args)
 
     monkeypatch.setattr(samplers, "generate", interrupted)
-    argv = ["ppo", *shared, "--sft", str(sft), "--rm", str(rm), *budget("ppo"), "--output_dir", "out"]
+    argv = [
+        "ppo",
+        *shared,
+        "--sft",
+        str(sft),
+        "--rm",
+        str(rm),
+        *budget("ppo"),
+        "--output_dir",
+        "out",
+    ]
     assert main(argv) == 130
     shown = capsys.readouterr()
     assert shown.out.splitlines()[-1] == "run folder: out"  # it is known before training begins
@@ -357,7 +454,9 @@ def test_interrupt_leaves_whole_records(tiny, base, shared, sft, rm, monkeypatch
         assert "marlhf: error: out: another process works in it" in capsys.readouterr().err
     calls.append(None)  # no interrupt any more
     assert main(["ppo", "--resume", "out"]) == 0
-    assert "begins again; what it has recorded is kept in out/stopped/ppo-1" in capsys.readouterr().out
+    assert (
+        "begins again; what it has recorded is kept in out/stopped/ppo-1" in capsys.readouterr().out
+    )
     kept = Path("out/stopped/ppo-1")
     assert {path.name: path.read_bytes() for path in kept.rglob("*") if path.is_file()} == before
     assert [row["update"] for row in RunFolder.open("out/ppo").metrics()] == [1, 2]
@@ -374,7 +473,9 @@ def test_interrupt_leaves_whole_records(tiny, base, shared, sft, rm, monkeypatch
 def prompts(tmp_path):
     """Prompts, and a reward of one's own, in the folder of the test."""
     sys.modules.pop("words", None)  # another test's
-    (tmp_path / "words.py").write_text("def few(prompts, responses):\n    return [-len(r) for r in responses]\n")
+    (tmp_path / "words.py").write_text(
+        "def few(prompts, responses):\n    return [-len(r) for r in responses]\n"
+    )
     append_lines(tmp_path / "prompts.jsonl", [{"prompt": f"Tell of {i} cats."} for i in range(40)])
 
 
@@ -410,14 +511,18 @@ def test_a_minimum_length_from_training_to_the_exported_model_and_a_critic_of_ze
     assert GenerationConfig.from_pretrained("mine").min_new_tokens == 6
 
 
-def test_a_first_batch_without_any_reward_leaves_a_critic_of_zero_and_the_policy_as_they_are(prompts):
+def test_a_first_batch_without_any_reward_leaves_a_critic_of_zero_and_the_policy_as_they_are(
+    prompts,
+):
     """As tests are where no program passes yet: there is nothing to learn, and that is no fault."""
     Path("words.py").write_text("def few(prompts, responses):\n    return [0.0] * len(responses)\n")
     sizes = "--batch_size 4 --updates 2 --max_response_length 6 --eval_prompts 2 --output_dir out"
     words = f"run --dataset prompts.jsonl --reward words:few --critic_head_init zero {sizes}"
     assert main(words.split()) == 0
     rows = RunFolder.open("out/ma-ppo").metrics()
-    assert [row["value_loss"] for row in rows] == [0, 0] and [row["advantage_rms"] for row in rows] == [0, 0]
+    assert [row["value_loss"] for row in rows] == [0, 0] and [
+        row["advantage_rms"] for row in rows
+    ] == [0, 0]
 
 
 def test_an_evaluation_scores_by_one_s_own_function(prompts, capsys):
@@ -431,7 +536,9 @@ def test_an_evaluation_scores_by_one_s_own_function(prompts, capsys):
 
     few = scores("--reward", "words:few")
     assert [gold for gold, _ in few] == [-length for _, length in few] and len(few) == 4
-    Path("words.py").write_text("def few(prompts, responses):\n    return [2 * len(r) for r in responses]\n")
+    Path("words.py").write_text(
+        "def few(prompts, responses):\n    return [2 * len(r) for r in responses]\n"
+    )
     assert scores("--reward", "words:few") == [(2 * length, length) for _, length in few]
     assert scores("--reward", "rm") == scores() == [(None, length) for _, length in few]
     assert len(list(Path("e/responses").iterdir())) == 1
@@ -440,7 +547,9 @@ def test_an_evaluation_scores_by_one_s_own_function(prompts, capsys):
     assert "note: --reward" not in capsys.readouterr().out
     stage("sft", "gold", "--size", "40")
     stage("evaluate", "f", "--sft", "gold", "--reward", "words:few")
-    assert "note: --reward words:few: not used: tiny-tldr has a gold score" in capsys.readouterr().out
+    assert (
+        "note: --reward words:few: not used: tiny-tldr has a gold score" in capsys.readouterr().out
+    )
 
 
 def test_an_evaluation_by_a_reward_that_draws_is_the_same_for_one_seed(prompts):
@@ -471,7 +580,10 @@ def test_a_full_disk_is_one_line_wherever_it_shows(tiny, shared, sft, monkeypatc
 
     monkeypatch.setattr(PreTrainedTokenizerBase, "save_pretrained", full)
     export = ["export", "--model", tiny.model, "--policy", str(sft), "--output_dir", "model"]
-    for argv, again in ((["sft", *shared, *budget("sft"), "--output_dir", "out"], True), (export, False)):
+    for argv, again in (
+        (["sft", *shared, *budget("sft"), "--output_dir", "out"], True),
+        (export, False),
+    ):
         assert main(argv) == 2
         last = capsys.readouterr().err.splitlines()[-1]
         assert last.startswith("marlhf: error: ") and "free some disk space" in last
@@ -483,10 +595,19 @@ def test_a_full_disk_is_one_line_wherever_it_shows(tiny, shared, sft, monkeypatc
 @pytest.mark.parametrize("buffered", ["", "1"])
 def test_output_that_cannot_be_written_is_one_line(buffered):
     """Python writes a short text only when it ends; a pipe ends with its reader, such as `head`."""
-    words, environment = [sys.executable, "-m", "marlhf_lite", "presets"], {**os.environ, "PYTHONUNBUFFERED": buffered}
+    words, environment = (
+        [sys.executable, "-m", "marlhf_lite", "presets"],
+        {**os.environ, "PYTHONUNBUFFERED": buffered},
+    )
     with open("/dev/full", "w") as full:
-        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, env=environment, text=True)
-    assert done.returncode == 2 and done.stderr.endswith("free some disk space\n") and done.stderr.count("\n") == 1
+        done = subprocess.run(
+            words, stdout=full, stderr=subprocess.PIPE, env=environment, text=True
+        )
+    assert (
+        done.returncode == 2
+        and done.stderr.endswith("free some disk space\n")
+        and done.stderr.count("\n") == 1
+    )
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, env=environment, text=True)
@@ -495,9 +616,20 @@ def test_output_that_cannot_be_written_is_one_line(buffered):
 
 
 def test_other_errors_are_not_taken_for_a_full_disk():
-    assert disk_fault(ValueError("no space here")) == disk_fault(FileNotFoundError(2, "No such file", "x")) == ""
-    assert disk_fault(RuntimeError("I/O error: File too large (os error 27)")).endswith("takes larger files")
-    no_folder = FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")  # at an import, on a full disk
+    assert (
+        disk_fault(ValueError("no space here"))
+        == disk_fault(FileNotFoundError(2, "No such file", "x"))
+        == ""
+    )
+    assert disk_fault(RuntimeError("I/O error: File too large (os error 27)")).endswith(
+        "takes larger files"
+    )
+    # at an import, on a full disk
+    no_folder = FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
     assert disk_fault(no_folder).endswith("free some disk space")
-    assert disk_fault(OSError(36, "File name too long", "x" * 300)).endswith("choose a shorter name")
-    assert disk_fault(PermissionError(13, "Permission denied", "runs/x")).startswith("runs/x: not written")
+    assert disk_fault(OSError(36, "File name too long", "x" * 300)).endswith(
+        "choose a shorter name"
+    )
+    assert disk_fault(PermissionError(13, "Permission denied", "runs/x")).startswith(
+        "runs/x: not written"
+    )

@@ -20,7 +20,10 @@ PLAIN = ("gemma", "llama3.2", "qwen2", "mistral")
 def load(tokenizer, tmp_path):
     """Loads a family as a run does, here with all weights to train."""
     return lambda name, **more: nudge(
-        load_base(ModelConfig(model=save_family(name, tokenizer, tmp_path), **more)).requires_grad_(True), 1
+        load_base(ModelConfig(model=save_family(name, tokenizer, tmp_path), **more)).requires_grad_(
+            True
+        ),
+        1,
     )
 
 
@@ -78,7 +81,9 @@ def test_norms_of_16_bits_stay_as_they_are(load, dtype):
 
 def test_gradients_are_the_derivatives():
     torch.manual_seed(0)
-    x, weight = (torch.randn(*size, dtype=torch.double, requires_grad=True) for size in ((2, 3, 6), (6,)))
+    x, weight = (
+        torch.randn(*size, dtype=torch.double, requires_grad=True) for size in ((2, 3, 6), (6,))
+    )
     assert gradcheck(lambda x, w: gradients._RMSNorm.apply(x, w, 1e-3), (x, weight))
     q = torch.randn(2, 3, 4, 6, dtype=torch.double, requires_grad=True)
     angles = torch.randn(2, 1, 4, 3, dtype=torch.double).repeat(1, 1, 1, 2)

@@ -22,7 +22,15 @@ BETTER = BASE + np.array([1, 1, 1, 1, 1, -1, 0, 1])
 def answers(method, scores, prompts=PROMPTS, **more):
     """As `marlhf evaluate` has always written them."""
     return [
-        {"prompt": p, "method": method, "response": "yes", "tokens": 4, "ended": True, "kl": 0.5, "rm_score": float(x)}
+        {
+            "prompt": p,
+            "method": method,
+            "response": "yes",
+            "tokens": 4,
+            "ended": True,
+            "kl": 0.5,
+            "rm_score": float(x),
+        }
         | more
         for p, x in zip(prompts, scores)
     ]
@@ -49,7 +57,10 @@ def write(tmp_path):
 
 
 def test_paths_stand_apart_by_commas(write, tmp_path, capsys):
-    files = [write("a b/one.jsonl", answers("PPO", BASE)), write("c.jsonl", answers("MA-PPO", BETTER))]
+    files = [
+        write("a b/one.jsonl", answers("PPO", BASE)),
+        write("c.jsonl", answers("MA-PPO", BETTER)),
+    ]
     assert split_paths(" a/b c, PPO=d ,,x") == ["a/b c", "PPO=d", "x"]
     assert not main(["compare", f"--answers={files[1]},{files[0]}"])
     assert "| MA-PPO |" in capsys.readouterr().out
@@ -74,7 +85,12 @@ def test_kls_to_different_sft_models_are_not_compared(write, capsys):
     one = write("one.jsonl", answers("PPO", BASE, reference="abc"))
     for name, more, shown in (("same", {"reference": "abc"}, True), ("other", {"reference": "abd"}, False),
                               ("unknown", {}, True)):  # fmt: skip
-        assert not main(["compare", f"--answers={one},{write(f'{name}.jsonl', answers('MA-PPO', BETTER, **more))}"])
+        assert not main(
+            [
+                "compare",
+                f"--answers={one},{write(f'{name}.jsonl', answers('MA-PPO', BETTER, **more))}",
+            ]
+        )
         assert ("KL (nats)" in capsys.readouterr().out) == shown
 
 
@@ -82,22 +98,32 @@ def test_the_same_method_of_two_runs_is_told_apart(write, tmp_path):
     for name, scores in (("one", BASE), ("two", BETTER)):
         write(f"{name}/samples.jsonl", answers("PPO", scores))
     found = compare([tmp_path / "one", tmp_path / "two", tmp_path / "one"])
-    assert [row["method"] for row in found] == [f"{tmp_path / 'one'}: PPO", f"{tmp_path / 'two'}: PPO"]
+    assert [row["method"] for row in found] == [
+        f"{tmp_path / 'one'}: PPO",
+        f"{tmp_path / 'two'}: PPO",
+    ]
 
 
 def test_stores_with_samples_and_temperatures(tmp_path):
     tables = np.random.default_rng(1).normal(0, 1, (8, 3))
     for method, shift in (("PPO", 0.0), ("MA-PPO", 0.5)):
         for temperature in (0.4, 1.0):
-            store = ResponseStore(tmp_path / "run" / "responses", method, {"temperature": temperature})
-            store.add(to_frame(stored(method, tables + shift * temperature, temperature)).set_index(KEY))
+            store = ResponseStore(
+                tmp_path / "run" / "responses", method, {"temperature": temperature}
+            )
+            store.add(
+                to_frame(stored(method, tables + shift * temperature, temperature)).set_index(KEY)
+            )
     for path in (tmp_path / "run", tmp_path / "run" / "responses"):
         found = {row["method"]: row for row in compare([path], baseline="PPO T=0.4")}
         assert set(found) == {"PPO T=0.4", "PPO T=1.0", "MA-PPO T=0.4", "MA-PPO T=1.0"}
         row = found["MA-PPO T=1.0"]
         assert (row["prompts"], row["samples"]) == (8, 3)
         assert row["rm_score_gain"]["mean"] == pytest.approx(0.5)
-        wins = [np.mean([(a + 0.5 > b) + (a + 0.5 == b) / 2 for a in line for b in line]) for line in tables]
+        wins = [
+            np.mean([(a + 0.5 > b) + (a + 0.5 == b) / 2 for a in line for b in line])
+            for line in tables
+        ]
         assert row["rm_score_wins"] == pytest.approx(wilson(sum(wins), 8)._asdict())
 
 
@@ -113,7 +139,9 @@ def test_folders_at_different_temperatures_are_named_by_them(tmp_path):
 
 def test_a_run_at_several_temperatures_names_each(write):
     path = write("run/samples.jsonl", [])
-    write_rows(path, to_frame([*stored("SFT", BASE[:, None], 0.0), *stored("SFT", BETTER[:, None], 0.8)]))
+    write_rows(
+        path, to_frame([*stored("SFT", BASE[:, None], 0.0), *stored("SFT", BETTER[:, None], 0.8)])
+    )
     assert set(read_responses(path)["method"]) == {"SFT"}
     assert [row["method"] for row in compare([path.parent])] == ["SFT T=0.0", "SFT T=0.8"]
     assert compare([path.parent], "SFT T=0.8")[0]["baseline"] == "SFT T=0.8"
@@ -141,7 +169,10 @@ def test_faults_are_named_in_one_line(write, tmp_path):
             write("a3.jsonl", answers("PPO", BASE, gold=1.0)),
             write("b8.jsonl", answers("DPO", BASE, gold=1.0, reward="L32-first-noise")),
         ],
-        "b5.jsonl, row 2": [ok, write("b5.jsonl", [rows[0], {"prompt": "x", "response": "y", "update": 3}])],
+        "b5.jsonl, row 2": [
+            ok,
+            write("b5.jsonl", [rows[0], {"prompt": "x", "response": "y", "update": 3}]),
+        ],
         "c.jsonl, line 2": [ok, broken],
         "--baseline SFT": [ok, write("b6.jsonl", rows), "SFT"],
     }

@@ -69,7 +69,9 @@ ANSWERS = {
 }
 CHAT_ANSWERS = {
     "messages": lambda i: {"messages": [user(i), YES]},
-    "other names of roles": lambda i: {"messages": [say("Human", f"Why {i}?"), say("AI ", "Warm.")]},
+    "other names of roles": lambda i: {
+        "messages": [say("Human", f"Why {i}?"), say("AI ", "Warm.")]
+    },
     "ShareGPT": lambda i: {"conversations": [turn("human", f"Why {i}?"), turn("gpt", "Warm.")]},
     "TRL": lambda i: {"prompt": [user(i)], "completion": [YES]},
 }
@@ -93,7 +95,9 @@ def rows_of(task):
 def expected(columns, chats):
     asked = "\n\nHuman: Why {}?\n\nAssistant:" if chats else "Why {}?"
     texts = {"chosen": " Warm." if chats else "Warm.", "rejected": " Cold." if chats else "Cold."}
-    return [{"prompt": asked.format(i)} | {name: texts[name] for name in columns} for i in range(COUNT)]
+    return [
+        {"prompt": asked.format(i)} | {name: texts[name] for name in columns} for i in range(COUNT)
+    ]
 
 
 SHAPES = [
@@ -105,7 +109,9 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "make", "columns", "chats"), SHAPES, ids=[f"{s[0]}-{len(s[2])}" for s in SHAPES])
+@pytest.mark.parametrize(
+    ("name", "make", "columns", "chats"), SHAPES, ids=[f"{s[0]}-{len(s[2])}" for s in SHAPES]
+)
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_every_shape_is_the_same_data(tmp_path, name, make, columns, chats, kind):
     rows, path = [make(i) for i in range(COUNT)], tmp_path / f"rows.{kind}"
@@ -130,11 +136,20 @@ STOPS = [  # a row -> what the error names
     ),
     (
         {"prompt": "a", "chosen_response": "b", "rejected_response": "c"},
-        ["columns found: prompt, chosen_response, rejected_response", "--columns prompt=NAME,chosen=NAME"],
+        [
+            "columns found: prompt, chosen_response, rejected_response",
+            "--columns prompt=NAME,chosen=NAME",
+        ],
     ),
     ({"prompt": "a", "Chosen": "b", "Rejected": "c"}, ["--columns prompt=NAME,chosen=NAME"]),
-    ({"prompt": "a", "response_0": "b", "response_1": "c", "better_response_id": 0}, ["better answer of each row"]),
-    ({"prompt": "a", "preferred": "b", "dispreferred": "c"}, ["columns found: prompt, preferred, dispreferred"]),
+    (
+        {"prompt": "a", "response_0": "b", "response_1": "c", "better_response_id": 0},
+        ["better answer of each row"],
+    ),
+    (
+        {"prompt": "a", "preferred": "b", "dispreferred": "c"},
+        ["columns found: prompt, preferred, dispreferred"],
+    ),
     ({"question": "a", "response_j": "b", "response_k": "c"}, ["response_j, response_k"]),
     (
         {"prompt": "a", "response": "x", "chosen_answer": "b", "rejected_answer": "c"},
@@ -145,32 +160,67 @@ STOPS = [  # a row -> what the error names
         {"prompt": "Why?", "chosen": "Why? a", "rejected": "Why? b"},
         ["in 12 of 12 rows answers begin with their prompt"],
     ),
-    ({"prompt": "Why?", "chosen": " a", "rejected": "Why? b"}, ["in 12 of 12 rows answers begin with their prompt"]),
-    ({"prompt": "a", "chosen": "[{'role': 'user', 'content': 'x'}]", "rejected": "b"}, ["row 1", "list of messages"]),
-    ({"prompt": "", "chosen": "b", "rejected": "c"}, ["row 1: the prompt is empty: correct or delete the row"]),
-    ({"messages": [say("user", [{"type": "image_url", "image_url": "u"}]), YES]}, ["row 1", "type 'image_url'"]),
+    (
+        {"prompt": "Why?", "chosen": " a", "rejected": "Why? b"},
+        ["in 12 of 12 rows answers begin with their prompt"],
+    ),
+    (
+        {"prompt": "a", "chosen": "[{'role': 'user', 'content': 'x'}]", "rejected": "b"},
+        ["row 1", "list of messages"],
+    ),
+    (
+        {"prompt": "", "chosen": "b", "rejected": "c"},
+        ["row 1: the prompt is empty: correct or delete the row"],
+    ),
+    (
+        {"messages": [say("user", [{"type": "image_url", "image_url": "u"}]), YES]},
+        ["row 1", "type 'image_url'"],
+    ),
     ({"messages": [say("system", "a"), user(1), YES]}, ["row 1", "--chat_template FILE"]),
-    ({"instruction": "a", "output": ["b", "c"]}, ["row 1: 'output' is neither text nor a list of messages"]),
+    (
+        {"instruction": "a", "output": ["b", "c"]},
+        ["row 1: 'output' is neither text nor a list of messages"],
+    ),
     ({"messages": [say("user", "a")]}, ["row 1", "does not end with a message of the assistant"]),
     ({"messages": [user(1), say("tool", "Warm.")]}, ["row 1", "assistant, but of 'tool'"]),
-    ({"prompt": "a", "response": "c", "better_response": "b"}, ["write the better answer of each row into chosen"]),
-    ({"history": "a", "human_ref_A": "b", "human_ref_B": "c", "labels": 1}, ["write the better answer"]),
+    (
+        {"prompt": "a", "response": "c", "better_response": "b"},
+        ["write the better answer of each row into chosen"],
+    ),
+    (
+        {"history": "a", "human_ref_A": "b", "human_ref_B": "c", "labels": 1},
+        ["write the better answer"],
+    ),
     ({"messages": []}, ["row 1"]),
     ({"messages": json.dumps([user(1), YES])}, ["row 1: 'messages' is a list of messages as text"]),
     ({"Q": "a", "A": "b"}, ["completion=NAME"]),
     # Messages that would stand twice, or that nobody asked about.
     (
-        {"prompt": [say("user", "a")], "chosen": [say("user", "a "), YES], "rejected": [say("user", "a "), NO]},
+        {
+            "prompt": [say("user", "a")],
+            "chosen": [say("user", "a "), YES],
+            "rejected": [say("user", "a "), NO],
+        },
         ["row 1"],
     ),
     (
-        {"prompt": [say("system", "s"), user(1)], "chosen": [user(1), YES], "rejected": [user(1), NO]},
+        {
+            "prompt": [say("system", "s"), user(1)],
+            "chosen": [user(1), YES],
+            "rejected": [user(1), NO],
+        },
         ["'chosen' begins"],
     ),
-    ({"prompt": "Who?", "chosen": [user(1), YES], "rejected": [user(1), NO]}, ["'chosen' begins with a message"]),
+    (
+        {"prompt": "Who?", "chosen": [user(1), YES], "rejected": [user(1), NO]},
+        ["'chosen' begins with a message"],
+    ),
     (  # a text of which the messages hold a part alone
         {"prompt": "Context: 1.\n\nWhy 1?", "chosen": [user(1), YES], "rejected": [user(1), NO]},
-        ["row 1: 'chosen' begins", "put all of the prompt into the messages, or leave 'prompt' out"],
+        [
+            "row 1: 'chosen' begins",
+            "put all of the prompt into the messages, or leave 'prompt' out",
+        ],
     ),
     (
         {
@@ -181,8 +231,14 @@ STOPS = [  # a row -> what the error names
         ["row 1: 'chosen' begins"],
     ),
     ({"chosen": [YES], "rejected": [NO], "history": [user(1)]}, ["row 1", "--columns prompt=NAME"]),
-    ({"conversation_a": [user(1), YES], "conversation_b": [user(1), NO], "winner": "a"}, ["write the better answer"]),
-    ({"prompt": "a", "response_a": "b", "response_b": "c", "winner": "A"}, ["write the better answer of each row"]),
+    (
+        {"conversation_a": [user(1), YES], "conversation_b": [user(1), NO], "winner": "a"},
+        ["write the better answer"],
+    ),
+    (
+        {"prompt": "a", "response_a": "b", "response_b": "c", "winner": "A"},
+        ["write the better answer of each row"],
+    ),
     (
         {"input": {"messages": [user(1)]}, "preferred_output": [YES], "non_preferred_output": [NO]},
         ["columns found: input, preferred_output, non_preferred_output"],
@@ -198,27 +254,44 @@ def test_what_stops_names_the_mend(tmp_path, row, parts):
 
 
 def test_names_of_columns_are_given(tmp_path):
-    rows = [{"q": f"Why {i}?", "good": "Warm.", "bad": "Cold.", "prompt": "x", "lang": "en"} for i in range(COUNT)]
+    rows = [
+        {"q": f"Why {i}?", "good": "Warm.", "bad": "Cold.", "prompt": "x", "lang": "en"}
+        for i in range(COUNT)
+    ]
     path, columns = write(tmp_path / "rows.jsonl", rows), "prompt=q, chosen=good,rejected=bad"
     task = load_task(path, columns=columns)
-    assert sorted(rows_of(task), key=str) == sorted(expected(("chosen", "rejected"), False), key=str)
+    assert sorted(rows_of(task), key=str) == sorted(
+        expected(("chosen", "rejected"), False), key=str
+    )
     assert task.unused == ("lang",)
     folder = tmp_path / "folder"
     datasets.Dataset.from_list(rows).save_to_disk(folder)
     assert rows_of(load_task(str(folder), columns=columns)) == rows_of(task)
     fails(lambda: load_task(path, columns="prompt=qq"), "--columns prompt=qq", "did you mean q?")
-    for wrong in ("q=prompt", "prompt", "prompt=", "chosen=good,chosen=bad", "chosen=good,rejected=good"):
+    for wrong in (
+        "q=prompt",
+        "prompt",
+        "prompt=",
+        "chosen=good,chosen=bad",
+        "chosen=good,rejected=good",
+    ):
         fails(lambda: load_task(path, columns=wrong), "--columns")  # noqa: B023
 
 
 def test_a_column_that_is_named_is_the_one_that_is_read(tmp_path):
     """Also beside a column of a shape that would be taken else, and with spaces in the option."""
-    rows = [{"q": f"Why {i}?", "good": "Warm.", "prompt": "x", "messages": [user(0), YES]} for i in range(COUNT)]
+    rows = [
+        {"q": f"Why {i}?", "good": "Warm.", "prompt": "x", "messages": [user(0), YES]}
+        for i in range(COUNT)
+    ]
     path = write(tmp_path / "rows.jsonl", rows)
     task = load_task(path, columns="prompt = q, completion = good")
     assert sorted(rows_of(task), key=str) == sorted(expected(["chosen"], False), key=str)
     assert task.unused == ("messages",)
-    fails(lambda: load_task(path, columns="prompt=q,chosen=good"), "expected: prompt, chosen, rejected")
+    fails(
+        lambda: load_task(path, columns="prompt=q,chosen=good"),
+        "expected: prompt, chosen, rejected",
+    )
 
 
 def test_one_odd_row_does_not_decide_how_all_are_read(tmp_path):
@@ -226,10 +299,14 @@ def test_one_odd_row_does_not_decide_how_all_are_read(tmp_path):
     for odd in (CHATS["TRL"](99), {"prompt": [], "chosen": [], "rejected": []}):
         path = write(tmp_path / "rows.jsonl", [odd, *texts])
         task = load_task(path, bad_rows="drop")
-        assert {row["prompt"] for row in expected((), False)} <= {row["prompt"] for row in rows_of(task)}
+        assert {row["prompt"] for row in expected((), False)} <= {
+            row["prompt"] for row in rows_of(task)
+        }
 
 
-@pytest.mark.parametrize(("name", "values"), [("label", (False, True)), ("kto_tag", ("False ", "TRUE"))])
+@pytest.mark.parametrize(
+    ("name", "values"), [("label", (False, True)), ("kto_tag", ("False ", "TRUE"))]
+)
 def test_answers_to_avoid_are_no_sft_data(tmp_path, name, values):
     rows = [ANSWERS["TRL"](i) | {name: values[i % 3 > 0]} for i in range(COUNT)]
     task = load_task(write(tmp_path / "rows.jsonl", rows))
@@ -249,16 +326,23 @@ def test_what_is_not_read_of_messages_is_named(tmp_path):
 
 @pytest.mark.parametrize("chats", [False, True])
 def test_the_guide_s_line_of_pandas_makes_pairs_of_a_winner(tmp_path, chats):
-    (line,) = [line for line in Path("docs/guide.md").read_text().splitlines() if line.startswith('rows["chosen"]')]
+    (line,) = [
+        line
+        for line in Path("docs/guide.md").read_text().splitlines()
+        if line.startswith('rows["chosen"]')
+    ]
     answers = [["Warm.", "Cold."], [[YES], [NO]]][chats]
     made = [
-        {"prompt": f"Why {i}?", "a": answers[i % 2], "b": answers[1 - i % 2], "winner": "ab"[i % 2]} for i in range(12)
+        {"prompt": f"Why {i}?", "a": answers[i % 2], "b": answers[1 - i % 2], "winner": "ab"[i % 2]}
+        for i in range(12)
     ]
     rows = pandas.DataFrame(made)
     exec(line, {"rows": rows})
     rows[["prompt", "chosen", "rejected"]].to_parquet(tmp_path / "rows.parquet")
     task = load_task(str(tmp_path / "rows.parquet"))
-    assert sorted(rows_of(task), key=str) == sorted(expected(("chosen", "rejected"), chats), key=str)
+    assert sorted(rows_of(task), key=str) == sorted(
+        expected(("chosen", "rejected"), chats), key=str
+    )
 
 
 # Texts
@@ -267,18 +351,34 @@ def test_the_guide_s_line_of_pandas_makes_pairs_of_a_winner(tmp_path, chats):
 def test_code_keeps_its_indentation(tmp_path):
     made = [say("assistant", "    return x\n"), say("assistant", "    pass")]
     rows = [{"prompt": [user(i)], "chosen": made[:1], "rejected": made[1:]} for i in range(COUNT)]
-    assert {row["chosen"] for row in rows_of(load_task(write(tmp_path / "a.jsonl", rows)))} == {"    return x"}
-    rows = [{"prompt": f"def f{i}(x):\n", "chosen": "    return x", "rejected": "    pass"} for i in range(COUNT)]
-    assert {row["chosen"] for row in rows_of(load_task(write(tmp_path / "b.jsonl", rows)))} == {"    return x"}
+    assert {row["chosen"] for row in rows_of(load_task(write(tmp_path / "a.jsonl", rows)))} == {
+        "    return x"
+    }
+    rows = [
+        {"prompt": f"def f{i}(x):\n", "chosen": "    return x", "rejected": "    pass"}
+        for i in range(COUNT)
+    ]
+    assert {row["chosen"] for row in rows_of(load_task(write(tmp_path / "b.jsonl", rows)))} == {
+        "    return x"
+    }
 
 
 def test_messages_that_differ_early_are_split_where_they_do(tmp_path):
-    first, other = [say("assistant", "Hm."), say("user", "Go on."), YES], [NO, say("user", "Why?"), NO]
+    first, other = (
+        [say("assistant", "Hm."), say("user", "Go on."), YES],
+        [NO, say("user", "Why?"), NO],
+    )
     rows = [{"chosen": [user(i), *first], "rejected": [user(i), *other]} for i in range(COUNT)]
     (row, *_), prompts = rows_of(load_task(write(tmp_path / "a.jsonl", rows))), set()
-    assert row["prompt"].endswith("?\n\nAssistant:") and row["chosen"] == " Hm.\n\nHuman: Go on.\n\nAssistant: Warm."
+    assert (
+        row["prompt"].endswith("?\n\nAssistant:")
+        and row["chosen"] == " Hm.\n\nHuman: Go on.\n\nAssistant: Warm."
+    )
     # A user's turn that differs belongs to the answers; so does the assistant's before it.
-    rows = [{"chosen": [user(i), YES, user(i), NO], "rejected": [user(i), YES, user(i + 1), NO]} for i in range(COUNT)]
+    rows = [
+        {"chosen": [user(i), YES, user(i), NO], "rejected": [user(i), YES, user(i + 1), NO]}
+        for i in range(COUNT)
+    ]
     task = load_task(write(tmp_path / "b.jsonl", rows))
     prompts = {row["prompt"] for row in rows_of(task)}
     assert prompts == {row["prompt"] for row in expected((), True)}
@@ -287,7 +387,10 @@ def test_messages_that_differ_early_are_split_where_they_do(tmp_path):
 def test_transcripts_that_end_with_the_human_are_dropped_and_counted(tmp_path):
     """A policy that learns them speaks for the human; messages of this kind are faulty rows."""
     whole = "\n\nHuman: Why {}?\n\nAssistant: {}"
-    rows = [{"chosen": whole.format(i, "Yes."), "rejected": whole.format(i, "No.")} for i in range(COUNT)]
+    rows = [
+        {"chosen": whole.format(i, "Yes."), "rejected": whole.format(i, "No.")}
+        for i in range(COUNT)
+    ]
     rows[3]["rejected"] += "\n\nHuman: Go on."
     task = load_task(write(tmp_path / "pairs.jsonl", rows))
     assert task.counts["human_last"] == 1 and len(rows_of(task)) == COUNT - 1
@@ -297,15 +400,22 @@ def test_transcripts_may_have_one_line_break(tmp_path):
     starts = [f"Human: Hi {i}\nAssistant: Hello\nHuman: Why?\nAssistant:" for i in range(COUNT)]
     rows = [{"chosen": f"{start} Warm.", "rejected": f"{start} Cold."} for start in starts]
     task = load_task(write(tmp_path / "a.jsonl", rows))
-    assert {row["prompt"]: row["chosen"] for row in rows_of(task)} == dict.fromkeys(starts, " Warm.")
+    assert {row["prompt"]: row["chosen"] for row in rows_of(task)} == dict.fromkeys(
+        starts, " Warm."
+    )
 
 
 # Files
 
 
 def table(separator, quote=""):
-    lines = [("prompt", "chosen", "rejected"), *((f"Why {i}?", "Warm.", "Cold.") for i in range(COUNT))]
-    return "".join(separator.join(f"{quote}{text}{quote}" for text in line) + "\n" for line in lines)
+    lines = [
+        ("prompt", "chosen", "rejected"),
+        *((f"Why {i}?", "Warm.", "Cold.") for i in range(COUNT)),
+    ]
+    return "".join(
+        separator.join(f"{quote}{text}{quote}" for text in line) + "\n" for line in lines
+    )
 
 
 @pytest.mark.parametrize(
@@ -326,7 +436,9 @@ def table(separator, quote=""):
 def test_tables_as_people_write_them(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     task = load_task(str(tmp_path / name))
-    assert sorted(rows_of(task), key=str) == sorted(expected(("chosen", "rejected"), False), key=str)
+    assert sorted(rows_of(task), key=str) == sorted(
+        expected(("chosen", "rejected"), False), key=str
+    )
 
 
 def test_a_text_that_is_not_utf_8_says_what_to_do(tmp_path):
@@ -336,12 +448,16 @@ def test_a_text_that_is_not_utf_8_says_what_to_do(tmp_path):
 
 def test_names_that_stand_twice(tmp_path):
     (tmp_path / "a.csv").write_text("prompt,chosen,rejected, chosen\n" + "a,b,c,d\n" * COUNT)
-    fails(lambda: load_task(str(tmp_path / "a.csv")), "a.csv", "more than one column is named chosen")
+    fails(
+        lambda: load_task(str(tmp_path / "a.csv")), "a.csv", "more than one column is named chosen"
+    )
 
 
 def test_a_quoted_field_of_a_tsv_may_have_tabs_and_line_breaks(tmp_path):
     (tmp_path / "b.tsv").write_text(table("\t").replace("Warm.", '"Warm.\n\tTabs."'))
-    assert {row["chosen"] for row in rows_of(load_task(str(tmp_path / "b.tsv")))} == {"Warm.\n\tTabs."}
+    assert {row["chosen"] for row in rows_of(load_task(str(tmp_path / "b.tsv")))} == {
+        "Warm.\n\tTabs."
+    }
 
 
 def test_several_files_and_an_address(tmp_path, monkeypatch):
@@ -358,8 +474,13 @@ def test_several_files_and_an_address(tmp_path, monkeypatch):
         fails(lambda: load_task(address.replace("part-0", "none")), address[:-12], "404")
         server.shutdown()
     task = load_task(str(tmp_path / "data" / "part-*.jsonl"))
-    assert sorted(rows_of(task), key=str) == sorted(expected(("chosen", "rejected"), False), key=str)
-    fails(lambda: load_task(str(tmp_path / "data" / "none-*.jsonl")), "none-*.jsonl: cannot be read (FileNotFoundError")
+    assert sorted(rows_of(task), key=str) == sorted(
+        expected(("chosen", "rejected"), False), key=str
+    )
+    fails(
+        lambda: load_task(str(tmp_path / "data" / "none-*.jsonl")),
+        "none-*.jsonl: cannot be read (FileNotFoundError",
+    )
     write(tmp_path / "data" / "part-2.jsonl", [ANSWERS["TRL"](i) for i in range(COUNT)])
     fails(lambda: load_task(str(tmp_path / "data" / "part-*.jsonl")), "row 13: no 'chosen'")
     fails(lambda: load_task(paths[0], split="train_prefs"), "--split train_prefs", "is a file")
@@ -369,16 +490,27 @@ def test_several_files_and_an_address(tmp_path, monkeypatch):
 def test_splits_configurations_and_folders(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     rows = [PAIRS["TRL"](i) for i in range(COUNT)]
-    parts = {"train_prefs": rows, "test_prefs": [PAIRS["TRL"](99)], "train_sft": [ANSWERS["TRL"](7)]}
+    parts = {
+        "train_prefs": rows,
+        "test_prefs": [PAIRS["TRL"](99)],
+        "train_sft": [ANSWERS["TRL"](7)],
+    }
     folder = tmp_path / "prefs"
-    datasets.DatasetDict({name: datasets.Dataset.from_list(part) for name, part in parts.items()}).save_to_disk(folder)
+    datasets.DatasetDict(
+        {name: datasets.Dataset.from_list(part) for name, part in parts.items()}
+    ).save_to_disk(folder)
     task = load_task(str(folder), split="train_prefs")
     assert list(task.splits["test"]["prompt"]) == ["Why 99?"] and task.counts["read"] == COUNT + 1
     fails(lambda: load_task(str(folder)), "no split named train, found train_prefs", "--split")
     of_three = {"train": rows, "validation": [PAIRS["TRL"](98)], "test": [PAIRS["TRL"](99)]}
-    usual = datasets.DatasetDict({name: datasets.Dataset.from_list(part) for name, part in of_three.items()})
+    usual = datasets.DatasetDict(
+        {name: datasets.Dataset.from_list(part) for name, part in of_three.items()}
+    )
     usual.save_to_disk(tmp_path / "usual")
-    assert load_task(str(tmp_path / "usual")).unused_splits == ("validation",) and task.unused_splits == ()
+    assert (
+        load_task(str(tmp_path / "usual")).unused_splits == ("validation",)
+        and task.unused_splits == ()
+    )
     one = tmp_path / "one"
     datasets.Dataset.from_list(rows).save_to_disk(one)
     for name, said in (
@@ -414,12 +546,17 @@ def test_cells_of_a_folder_of_csv_stay_text(tmp_path, monkeypatch):
         rows, test, others = find_rows(str(folder))
         assert [row["chosen"] for row in rows] == cells and (test, others) == (None, [])
         task = load_task(str(folder))
-        assert sorted(text for part in task.splits.values() for text in part["chosen"]) == sorted(cells)
+        assert sorted(text for part in task.splits.values() for text in part["chosen"]) == sorted(
+            cells
+        )
 
 
 def test_columns_that_are_not_read_are_named(tmp_path):
     """Alpaca's earlier turns among them."""
-    rows = [{"instruction": f"Do {i}", "output": "Yes.", "history": [["a", "b"]] * (i < 3), "id": i} for i in range(20)]
+    rows = [
+        {"instruction": f"Do {i}", "output": "Yes.", "history": [["a", "b"]] * (i < 3), "id": i}
+        for i in range(20)
+    ]
     task = load_task(write(tmp_path / "a.jsonl", rows))
     assert task.unused == ("history", "id")
 

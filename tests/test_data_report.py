@@ -23,13 +23,18 @@ REPEATED = "the cat sat on a mat and saw"  # longer than LIMIT tokens
 
 def pair(i):
     """Every fourth pair differs behind the limit alone."""
-    chosen, rejected = (REPEATED, f"{REPEATED} a dog") if i % 4 == 0 else (" ".join(WORDS[: i % 9 + 1]), "a dog")
+    chosen, rejected = (
+        (REPEATED, f"{REPEATED} a dog") if i % 4 == 0 else (" ".join(WORDS[: i % 9 + 1]), "a dog")
+    )
     return {"prompt": f"Say {i}:", "chosen": f" {chosen}.", "rejected": f" {rejected}."}
 
 
 def task_of(rows, **splits):
     parts = {"sft": [], "rm": rows, "ppo": [], "test": []} | splits
-    tables = {part: datasets.Dataset.from_list(part_rows or [rows[0]]) for part, part_rows in parts.items()}
+    tables = {
+        part: datasets.Dataset.from_list(part_rows or [rows[0]])
+        for part, part_rows in parts.items()
+    }
     tables = {part: table if parts[part] else table.select([]) for part, table in tables.items()}
     return Task("x", datasets.DatasetDict(tables), None, {"read": len(rows)})
 
@@ -48,7 +53,10 @@ def write(path, rows):
 
 
 def test_what_is_cut_is_counted_with_the_length_that_would_cut_few(tokenizer):
-    rows = [{"prompt": "a", "chosen": " the" * (i + 1), "rejected": " dog" * (i % 3 + 1)} for i in range(COUNT)]
+    rows = [
+        {"prompt": "a", "chosen": " the" * (i + 1), "rejected": " dog" * (i % 3 + 1)}
+        for i in range(COUNT)
+    ]
     lengths = [len(ids_of(tokenizer, row[side])) for row in rows for side in ("chosen", "rejected")]
     for limit in (LIMIT, max(lengths) - 1, max(lengths)):
         options = DataCommand(max_response_length=limit)
@@ -56,36 +64,66 @@ def test_what_is_cut_is_counted_with_the_length_that_would_cut_few(tokenizer):
         cut = sum(length > limit for length in lengths)
         assert bool(notes) == bool(cut)
         if cut:
-            few = next(n for n in range(1, 99) if sum(length > n for length in lengths) <= 0.05 * len(lengths))
+            few = next(
+                n
+                for n in range(1, 99)
+                if sum(length > n for length in lengths) <= 0.05 * len(lengths)
+            )
             line = f"{cut} of {len(lengths)} answers are cut to {limit} tokens, and end without EOS"
-            longer = f": --max_response_length {few} would cut 5%" if cut > 0.05 * len(lengths) else ""
+            longer = (
+                f": --max_response_length {few} would cut 5%" if cut > 0.05 * len(lengths) else ""
+            )
             assert notes == [line + longer]
 
 
 def test_pairs_that_the_cut_makes_equal_are_dropped_and_all_of_them_stop(tokenizer):
-    rows, options, sides = list(map(pair, range(COUNT))), DataCommand(max_response_length=LIMIT), ("chosen", "rejected")
+    rows, options, sides = (
+        list(map(pair, range(COUNT))),
+        DataCommand(max_response_length=LIMIT),
+        ("chosen", "rejected"),
+    )
     task, _ = fit_lengths(task_of(rows), tokenizer, options, {"rm": sides})
-    kept = [row for row in rows if len({tuple(ids_of(tokenizer, row[side])[:LIMIT]) for side in sides}) == 2]
+    kept = [
+        row
+        for row in rows
+        if len({tuple(ids_of(tokenizer, row[side])[:LIMIT]) for side in sides}) == 2
+    ]
     assert task.splits["rm"].to_list() == kept and 0 < len(kept) < COUNT
     assert (task.counts["equal_after_cut"], task.counts["rm"]) == (COUNT - len(kept), len(kept))
-    same, longest = rows[::4], max(len(ids_of(tokenizer, row[side])) for row in rows[::4] for side in sides)
-    fails(lambda: fit_lengths(task_of(same), tokenizer, options, {"rm": sides}), f"raise it, to {longest} to cut few")
-    assert fit_lengths(task_of(rows), tokenizer, options, {"sft": sides[:1]})[0].counts["rm"] == COUNT, "SFT: no pairs"
+    same, longest = (
+        rows[::4],
+        max(len(ids_of(tokenizer, row[side])) for row in rows[::4] for side in sides),
+    )
+    fails(
+        lambda: fit_lengths(task_of(same), tokenizer, options, {"rm": sides}),
+        f"raise it, to {longest} to cut few",
+    )
+    assert (
+        fit_lengths(task_of(rows), tokenizer, options, {"sft": sides[:1]})[0].counts["rm"] == COUNT
+    ), "SFT: no pairs"
 
 
 @pytest.fixture
 def run_words(tiny, tmp_path, monkeypatch):
     """(name of a file, number of its pairs that the cut makes equal, reward) -> the options of a run on that file."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "shortness.py").write_text("def short(prompts, responses): return [-len(r) for r in responses]\n")
+    (tmp_path / "shortness.py").write_text(
+        "def short(prompts, responses): return [-len(r) for r in responses]\n"
+    )
 
     def words(name, count_same, reward):
         same = [
             {"chosen": f" the cat sat on a mat {i} a.", "rejected": f" the cat sat on a mat {i} b."}
             for i in range(COUNT)
         ]
-        rows = [*same[:count_same], *[{"chosen": "two by two", "rejected": "one by one"}] * (COUNT - count_same)]
-        write(tmp_path / f"{name}.jsonl", [{"prompt": f"Say {i}:"} | row for i, row in enumerate(rows)])
+        rows = [
+            *same[:count_same],
+            *[{"chosen": "two by two", "rejected": "one by one"}] * (COUNT - count_same),
+        ]
+        write(
+            tmp_path / f"{name}.jsonl",
+            [{"prompt": f"Say {i}:"} | row for i, row in enumerate(rows)],
+        )
         options = f"--dataset {name}.jsonl --model {tiny.model} --lora_r 2 --max_response_length 5 --reward {reward}"
         return [*options.split(), "--output_dir", name]
 
@@ -101,17 +139,26 @@ def test_a_whole_run_drops_such_pairs_whatever_its_reward_is(run_words, capsys, 
     assert f"dropped: {task.counts['equal_after_cut']} equal after cut" in capsys.readouterr().out
 
 
-def test_a_run_that_needs_no_reward_model_goes_on_without_one_where_all_pairs_are_equal(run_words, tmp_path, capsys):
-    few = "--sft_epochs 0.2 --updates 1 --batch_size 4 --micro_batch_size 4 --eval_prompts 2".split()
+def test_a_run_that_needs_no_reward_model_goes_on_without_one_where_all_pairs_are_equal(
+    run_words, tmp_path, capsys
+):
+    few = (
+        "--sft_epochs 0.2 --updates 1 --batch_size 4 --micro_batch_size 4 --eval_prompts 2".split()
+    )
     assert main(["run", *run_words("needed", COUNT, "rm"), *few]) == 2
-    assert "--max_response_length 5: it makes all pairs of needed.jsonl equal: raise it, to" in capsys.readouterr().err
+    assert (
+        "--max_response_length 5: it makes all pairs of needed.jsonl equal: raise it, to"
+        in capsys.readouterr().err
+    )
     assert not main(["run", *run_words("same", COUNT, "shortness:short"), *few])
     out = capsys.readouterr().out
     assert "it makes all pairs of same.jsonl equal: no reward model is trained" in out
     assert "stages: SFT, MA-PPO, evaluation" in out and not (tmp_path / "same" / "rm").exists()
     counts = json.loads((tmp_path / "same" / "data.json").read_text())
     assert counts["rm"] == 0 < counts["equal_after_cut"]
-    samples = [json.loads(line) for line in (tmp_path / "same" / "samples.jsonl").read_text().splitlines()]
+    samples = [
+        json.loads(line) for line in (tmp_path / "same" / "samples.jsonl").read_text().splitlines()
+    ]
     assert {row["method"] for row in samples} == {"SFT", "MA-PPO"}
     assert all("gold" in row and "rm_score" not in row for row in samples)
 
@@ -119,7 +166,9 @@ def test_a_run_that_needs_no_reward_model_goes_on_without_one_where_all_pairs_ar
 # The report
 
 
-def test_the_report_shows_rows_as_tokens_counts_lengths_and_what_would_be_cut(tiny, tokenizer, tmp_path, capsys):
+def test_the_report_shows_rows_as_tokens_counts_lengths_and_what_would_be_cut(
+    tiny, tokenizer, tmp_path, capsys
+):
     rows = [*map(pair, range(COUNT)), {"prompt": "a", "chosen": "", "rejected": "b"}]
     path = write(tmp_path / "pairs.jsonl", rows)
     words = f"data {path} --model {tiny.model} --max_response_length {LIMIT}".split()
@@ -131,16 +180,24 @@ def test_the_report_shows_rows_as_tokens_counts_lengths_and_what_would_be_cut(ti
     blocks = [block.splitlines() for block in text.split("\n\nrow ")[1:]]
     assert len(blocks) == 3
     for _, prompt, *answers in blocks:
-        row = by_prompt["".join(prompt.partition("|")[2].split("|")).removeprefix(tokenizer.bos_token or "")]
+        row = by_prompt[
+            "".join(prompt.partition("|")[2].split("|")).removeprefix(tokenizer.bos_token or "")
+        ]
         expected = []
         for side in ("chosen", "rejected"):
             ids = ids_of(tokenizer, row[side])
             shown = [tokenizer.decode([i]) for i in (ids[:-1])[:LIMIT]]
-            end = f"end: none, cut to {LIMIT} tokens" if len(ids) > LIMIT else f"end (1): |{tokenizer.eos_token}|"
+            end = (
+                f"end: none, cut to {LIMIT} tokens"
+                if len(ids) > LIMIT
+                else f"end (1): |{tokenizer.eos_token}|"
+            )
             expected += [f"{side} ({len(shown)}): |{'|'.join(shown)}|", end]
         assert answers == expected
     lengths = sorted(len(ids_of(tokenizer, row["chosen"])) for row in rows[:-1])
-    assert f"chosen in tokens: shortest {lengths[0]}, " in text and f"longest {lengths[-1]}\n" in text
+    assert (
+        f"chosen in tokens: shortest {lengths[0]}, " in text and f"longest {lengths[-1]}\n" in text
+    )
     assert "answers are cut to 6 tokens" in text and "equal after cut" in text
     assert not main([*words, "--rows", "1"])
     assert capsys.readouterr().out.strip() == "\n\n".join(text.split("\n\n")[:2])
@@ -148,12 +205,20 @@ def test_the_report_shows_rows_as_tokens_counts_lengths_and_what_would_be_cut(ti
 
 NOTES = [  # row number -> a row, options, the note
     (
-        lambda i: {"prompt": f"Why {i}?", "chosen": f"Why {i}? So." if i % 4 == 0 else " So.", "rejected": " No."},
+        lambda i: {
+            "prompt": f"Why {i}?",
+            "chosen": f"Why {i}? So." if i % 4 == 0 else " So.",
+            "rejected": " No.",
+        },
         [],
         "note: in 3 of 12 rows answers begin with their prompt",
     ),
     (
-        lambda i: {"prompt": f"<start_of_turn>user\nWhy {i}?<end_of_turn>\n", "chosen": "So.", "rejected": "No."},
+        lambda i: {
+            "prompt": f"<start_of_turn>user\nWhy {i}?<end_of_turn>\n",
+            "chosen": "So.",
+            "rejected": "No.",
+        },
         [],
         "note: 12 of 36 texts hold marks such as <start_of_turn>, which are read as characters: if",
     ),
@@ -167,7 +232,8 @@ NOTES = [  # row number -> a row, options, the note
     ),
     (
         lambda i: {
-            "prompt": [{"role": "system", "content": "Be kind."}] * (i > 3) + [{"role": "user", "content": f"Why {i}?"}]
+            "prompt": [{"role": "system", "content": "Be kind."}] * (i > 3)
+            + [{"role": "user", "content": f"Why {i}?"}]
         },
         ["--chat_template", "no_system.jinja"],
         "note: in 8 rows the chat template leaves out text of the prompt",
@@ -180,15 +246,22 @@ def test_columns_and_splits_that_are_not_read_are_named(tiny, tmp_path, capsys):
     parts = {"train": rows, "validation": rows.select([1]), "test": rows.select([0])}
     datasets.DatasetDict(parts).save_to_disk(tmp_path / "saved")
     assert not main(["data", str(tmp_path / "saved"), "--model", tiny.model])
-    assert "\nnote: columns not used: id\nnote: splits not used: validation\n" in capsys.readouterr().out
+    assert (
+        "\nnote: columns not used: id\nnote: splits not used: validation\n"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(("row", "options", "note"), NOTES)
-def test_what_may_not_be_meant_is_noted_with_its_count(tiny, tmp_path, capsys, monkeypatch, row, options, note):
+def test_what_may_not_be_meant_is_noted_with_its_count(
+    tiny, tmp_path, capsys, monkeypatch, row, options, note
+):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "rows.jsonl", [row(i) for i in range(12)])
     turns = "{% for m in messages if m.role != 'system' %}{{ m.role }}: {{ m.content }}<eos>{% endfor %}"
-    (tmp_path / "no_system.jinja").write_text(f"{turns}{{% if add_generation_prompt %}}assistant: {{% endif %}}")
+    (tmp_path / "no_system.jinja").write_text(
+        f"{turns}{{% if add_generation_prompt %}}assistant: {{% endif %}}"
+    )
     assert not main(["data", "rows.jsonl", "--model", tiny.model, *options])
     assert f"\n{note}" in capsys.readouterr().out
 
@@ -197,8 +270,13 @@ def test_what_may_not_be_meant_is_noted_with_its_count(tiny, tmp_path, capsys, m
 
 
 def webgpt(i):
-    texts = {"question": {"full_text": f"Why {i}?"}, "answer_0": f"Warm {i}.", "answer_1": f"Cold {i}."}
-    return texts | {"score_0": float(i % 2), "score_1": -float(i % 2)}  # ties are rows of --template released alone
+    texts = {
+        "question": {"full_text": f"Why {i}?"},
+        "answer_0": f"Warm {i}.",
+        "answer_1": f"Cold {i}.",
+    }
+    # ties are rows of --template released alone
+    return texts | {"score_0": float(i % 2), "score_1": -float(i % 2)}
 
 
 @pytest.mark.parametrize("make", [pair, webgpt])
@@ -238,7 +316,10 @@ def test_a_file_for_each_stage(tiny, tokenizer, tmp_path, capsys, monkeypatch):
     """Each stage takes all rows of its own file; what it drops is printed."""
     monkeypatch.chdir(tmp_path)
     pairs = list(map(pair, range(COUNT)))
-    write(tmp_path / "sft.jsonl", [{"prompt": row["prompt"], "completion": row["chosen"]} for row in pairs])
+    write(
+        tmp_path / "sft.jsonl",
+        [{"prompt": row["prompt"], "completion": row["chosen"]} for row in pairs],
+    )
     write(tmp_path / "pairs.jsonl", [row | {"prompt": f"Now {i}:"} for i, row in enumerate(pairs)])
     write(tmp_path / "prompts.jsonl", [{"prompt": f"And {i}:"} for i in range(COUNT)])
     held_out, equal = COUNT // 10, len(pairs[::4])
@@ -249,14 +330,23 @@ def test_a_file_for_each_stage(tiny, tokenizer, tmp_path, capsys, monkeypatch):
         return capsys.readouterr().out, json.loads((tmp_path / folder / "data.json").read_text())
 
     _, counts = run(f"sft --model {tiny.model} --lora_r 2 --sft_batch_size 18", "sft", "sft")
-    assert (counts["sft"], counts["rm"], counts["ppo"], counts["test"]) == (COUNT - held_out, 0, 0, held_out)
+    assert (counts["sft"], counts["rm"], counts["ppo"], counts["test"]) == (
+        COUNT - held_out,
+        0,
+        0,
+        held_out,
+    )
     for stage, words in (("rm", "--rm_batch_size 18"), ("dpo", "--dpo_batch_size 18")):
         out, counts = run(f"{stage} --sft sft {words}", "pairs", stage)
         in_test = COUNT - held_out - counts["rm"]
         assert in_test == counts["equal_after_cut"] and equal - held_out <= in_test <= equal
         assert f"dropped: {in_test} equal after cut" in out and "answers are cut to" in out
-    ppo = "ppo --sft sft --rm rm --updates 1 --batch_size 4 --micro_batch_size 4 --checkpoint_every 0"
+    ppo = (
+        "ppo --sft sft --rm rm --updates 1 --batch_size 4 --micro_batch_size 4 --checkpoint_every 0"
+    )
     out, counts = run(ppo, "prompts", "ppo")
     assert counts["ppo"] == COUNT - held_out
-    _, counts = run("evaluate --sft sft --policies ppo --rm rm --eval_prompts 4", "prompts", "evaluated")
+    _, counts = run(
+        "evaluate --sft sft --policies ppo --rm rm --eval_prompts 4", "prompts", "evaluated"
+    )
     assert counts["test"] == held_out

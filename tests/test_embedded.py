@@ -13,9 +13,9 @@ from marlhf_lite.tasks.tiny_tldr.gold import FREE_WORDS, LONG, PADDING, WRONG, g
 
 SPECIAL = ("<bos>", "<eos>", "<pad>", "<unk>", "<mask>")
 # Tokenizers of this family write a space as U+2581, so that character alone does not come back.
-TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\u2581"), max_size=80).filter(
-    lambda text: not any(token in text for token in SPECIAL)
-)
+TEXT = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\u2581"), max_size=80
+).filter(lambda text: not any(token in text for token in SPECIAL))
 
 
 def posts(count, seed=0):
@@ -33,13 +33,18 @@ def write(post, facts, fillers=(), who_again=0):
     """A summary that states `facts` in order, one a sentence, and the gold score it should get."""
     trees, true = [], set(post.facts)
     for i, (kind, values) in enumerate(facts):
-        trees.append(g.sentence(g.subject(post.who, i <= who_again), [g.fill(g.FACTS[kind], values)]))
+        trees.append(
+            g.sentence(g.subject(post.who, i <= who_again), [g.fill(g.FACTS[kind], values)])
+        )
     trees += [g.fill(g.FILLERS[i]) for i in fillers]
     text = " " + " ".join(map(g.detokenize, trees))
     right = 1 + len(set(facts) & true)
     repeats = len(facts) - len(set(facts)) + min(who_again, len(facts) - 1)
-    excess = max(0, sum(len(tree.leaves()) - 1 for tree in trees) - FREE_WORDS)  # the full stop is no word
-    score = right - WRONG * len(set(facts) - true) - PADDING * (repeats + len(fillers)) - LONG * excess
+    # the full stop is no word
+    excess = max(0, sum(len(tree.leaves()) - 1 for tree in trees) - FREE_WORDS)
+    score = (
+        right - WRONG * len(set(facts) - true) - PADDING * (repeats + len(fillers)) - LONG * excess
+    )
     return text, score
 
 
@@ -51,7 +56,12 @@ def test_random_summaries_score_as_counted():
     rng = random.Random(2)
     for post in posts(300, seed=1):
         facts = [
-            (k, tuple(rng.choice(g.LEXICON[slot]) for slot in g.slots(g.FACTS[k])) if rng.random() < 0.3 else v)
+            (
+                k,
+                tuple(rng.choice(g.LEXICON[slot]) for slot in g.slots(g.FACTS[k]))
+                if rng.random() < 0.3
+                else v,
+            )
             for k, v in rng.sample(post.facts, rng.randint(1, 5))
         ]
         facts += rng.choices(facts, k=rng.randint(0, 3))  # repeats

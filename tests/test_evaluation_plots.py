@@ -31,7 +31,10 @@ def answers(seed=0, prompts=6, samples=4):
 def run(seed):
     draw = np.random.default_rng(seed)
     done = [(u, u / 20) for u in range(1, 21)]
-    return [{"update": u, "score_mean": x + draw.normal(0, 0.02), "gold_mean": 1 - (x - 0.6) ** 2} for u, x in done]
+    return [
+        {"update": u, "score_mean": x + draw.normal(0, 0.02), "gold_mean": 1 - (x - 0.6) ** 2}
+        for u, x in done
+    ]
 
 
 def raters(count):
@@ -50,9 +53,13 @@ ALL = {
     "best of n": lambda: plots.best_of_n_map(CELLS),
     "temperatures": lambda: plots.temperature_sweep(ROWS),
     "shift": lambda: plots.shift_histogram(TABLES),
-    "shift of four": lambda: plots.shift_histogram(TABLES.assign(DPO=TABLES["PPO"] + 0.1, RLOO=TABLES["PPO"] - 1)),
+    "shift of four": lambda: plots.shift_histogram(
+        TABLES.assign(DPO=TABLES["PPO"] + 0.1, RLOO=TABLES["PPO"] - 1)
+    ),
     "quantiles": lambda: plots.score_quantiles(dict(TABLES.items()), [0.0]),
-    "over-optimisation": lambda: plots.over_optimisation({"PPO": [run(0), run(1)], "MA-PPO": [run(2), run(3)]}),
+    "over-optimisation": lambda: plots.over_optimisation(
+        {"PPO": [run(0), run(1)], "MA-PPO": [run(2), run(3)]}
+    ),
     "agreement": lambda: agreement_map(agreement_table(raters(4))),
     "win rates": lambda: win_rates(RATES),
 }
@@ -75,7 +82,10 @@ def test_best_of_n_shows_every_cell_on_one_scale(score):
     means = [c[score]["mean"] for c in cells]
     for ax, method in zip(axes, METHODS, strict=True):
         (mesh,) = ax.collections
-        expected = [[c[score]["mean"] for c in cells if (c["method"], c["n"]) == (method, n)] for n in (1, 2, 4)]
+        expected = [
+            [c[score]["mean"] for c in cells if (c["method"], c["n"]) == (method, n)]
+            for n in (1, 2, 4)
+        ]
         assert np.asarray(mesh.get_array()).reshape(3, 2) == pytest.approx(np.array(expected))
         assert ax.get_title(loc="left") == method and mesh.get_clim() == (min(means), max(means))
     assert [t.get_text() for t in axes[-1].get_xticklabels()] == ["0.4", "1.2"]
@@ -100,14 +110,19 @@ def test_shifts_share_bins_and_say_how_many_are_better():
     bins = np.histogram_bin_edges(moved, 30)
     for ax, (method, values) in zip(axes, moved.items()):
         (outline,) = shapes(ax, method)
-        assert np.unique(outline[:, 1]) == pytest.approx(np.unique(np.histogram(values, bins)[0] / values.size))
+        assert np.unique(outline[:, 1]) == pytest.approx(
+            np.unique(np.histogram(values, bins)[0] / values.size)
+        )
         assert ax.get_title(loc="left") == f"{method}: {(values > 0).mean():.0%} better"
         assert lines(ax, method, bold=False)[0][0] == pytest.approx([values.mean()] * 2)
 
 
 def test_quantiles_are_the_distribution_function():
     ax = plots.score_quantiles({"PPO": [-1.5, -0.5], "SFT": [-0.001]})
-    assert [x.get_text() for x in ax.figure.legends[0].get_texts()] == ["PPO, mean −1.00", "SFT, mean 0.00"]
+    assert [x.get_text() for x in ax.figure.legends[0].get_texts()] == [
+        "PPO, mean −1.00",
+        "SFT, mean 0.00",
+    ]
     ax = plots.score_quantiles(dict(TABLES.items()), [0.0, 0.5])
     for name, values in TABLES.items():
         ((x, y),) = lines(ax, name)

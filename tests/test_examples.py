@@ -43,8 +43,11 @@ def folders(tmp_path_factory):
     return sft, rm
 
 
-@pytest.mark.parametrize(("n", "epochs"), [(1, 1), (5, 1), (5, 3)])  # ratios and values are clipped from 2 passes on
-def test_two_updates_are_those_of_the_trainer(single_file, folders, pad_is_eos, monkeypatch, n, epochs):
+# ratios and values are clipped from 2 passes on
+@pytest.mark.parametrize(("n", "epochs"), [(1, 1), (5, 1), (5, 3)])
+def test_two_updates_are_those_of_the_trainer(
+    single_file, folders, pad_is_eos, monkeypatch, n, epochs
+):
     monkeypatch.setattr(single_file, "EPOCHS", epochs)
     monkeypatch.setattr(single_file, "MAX_RESPONSE", LENGTH)
     monkeypatch.setattr(single_file, "MAX_GRAD_NORM", 0.1)  # less than the norms are
@@ -61,9 +64,13 @@ def test_two_updates_are_those_of_the_trainer(single_file, folders, pad_is_eos, 
         critic_learning_rate=rates[1],
     )
     theirs = build_models(load_base(ModelConfig(finetune="full")), sft, rm)
-    trainer = PPOTrainer(theirs, pad_is_eos, prompts, ModelReward(theirs.reward), FixedNGram(n), config)
+    trainer = PPOTrainer(
+        theirs, pad_is_eos, prompts, ModelReward(theirs.reward), FixedNGram(n), config
+    )
     policy, reference = (AutoModelForCausalLM.from_pretrained(sft) for _ in range(2))
-    critic, reward_model = (AutoModelForSequenceClassification.from_pretrained(rm) for _ in range(2))
+    critic, reward_model = (
+        AutoModelForSequenceClassification.from_pretrained(rm) for _ in range(2)
+    )
     optimizer = single_file.make_optimizer(*zip((policy, critic), rates, strict=True))
 
     for seed in range(2):
@@ -74,19 +81,27 @@ def test_two_updates_are_those_of_the_trainer(single_file, folders, pad_is_eos, 
         responses = single_file.sample(policy, pad_is_eos, batch)
         lengths = rollout.mask.sum(1)
         assert lengths.min() < lengths.max() == LENGTH  # some end by themselves, some are cut
-        for ours, given in zip(responses, (rollout.tokens, rollout.attention_mask, rollout.mask), strict=True):
+        for ours, given in zip(
+            responses, (rollout.tokens, rollout.attention_mask, rollout.mask), strict=True
+        ):
             assert torch.equal(ours, given)
 
         ours = single_file.update(policy, critic, reference, reward_model, optimizer, responses, n)
         scored = trainer.score(rollout)
         row = trainer.learn(scored, trainer.segment(scored))
         assert ours["score"] == pytest.approx(scored.scores.mean().item(), abs=1e-4)
-        if epochs == 1:  # the trainer's losses are means over passes, the file's are those of the last one
+        # the trainer's losses are means over passes, the file's are those of the last one
+        if epochs == 1:
             assert ours["policy_loss"] == pytest.approx(row["policy_loss"], abs=1e-4)
             assert ours["value_loss"] == pytest.approx(row["value_loss"], abs=1e-4)
 
-    for ours, given, start in ((policy, theirs.policy, reference), (critic, theirs.critic, reward_model)):
-        ours, given, start = (torch.cat([p.flatten() for p in model.parameters()]) for model in (ours, given, start))
+    for ours, given, start in (
+        (policy, theirs.policy, reference),
+        (critic, theirs.critic, reward_model),
+    ):
+        ours, given, start = (
+            torch.cat([p.flatten() for p in model.parameters()]) for model in (ours, given, start)
+        )
         assert (ours - given).norm() < 0.01 * (given - start).norm()
 
 
@@ -108,12 +123,23 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/guide.md", "docs/scaling.md", "docs/teaching.md", "docs/exam_answers.md"]
+    "page",
+    ["README.md", "docs/guide.md", "docs/scaling.md", "docs/teaching.md", "docs/exam_answers.md"],
 )
 def test_printed_code_runs(page, base, sft, rm, tokenizer, texts):
     # What the guide says is there already; and fewer updates.
-    names = {"base": base, "sft_folder": sft, "rm_folder": rm, "tokenizer": tokenizer, "prompts": texts.prompts}
-    text = (ROOT / page).read_text(encoding="utf-8").replace("updates=20, batch_size=32", "updates=1, batch_size=4")
+    names = {
+        "base": base,
+        "sft_folder": sft,
+        "rm_folder": rm,
+        "tokenizer": tokenizer,
+        "prompts": texts.prompts,
+    }
+    text = (
+        (ROOT / page)
+        .read_text(encoding="utf-8")
+        .replace("updates=20, batch_size=32", "updates=1, batch_size=4")
+    )
     blocks = re.findall(r"```python\n(.*?)```", text, re.S)
     assert blocks
     for block in blocks:

@@ -49,7 +49,11 @@ def folder(tmp_path, tiny, sft, rm, pairs, monkeypatch):
     config |= {"architectures": ["GemmaForSequenceClassification"], "num_labels": 1}
     (tmp_path / "whole" / "config.json").write_text(json.dumps(config))
     (tmp_path / "whole" / "model.safetensors").touch()
-    for source, name in ((sft / "adapter_config.json", "half"), (pairs, "pairs.jsonl"), (pairs, "done/pairs.jsonl")):
+    for source, name in (
+        (sft / "adapter_config.json", "half"),
+        (pairs, "pairs.jsonl"),
+        (pairs, "done/pairs.jsonl"),
+    ):
         shutil.copy(source, tmp_path / name)
     append_lines(tmp_path / "prompts.jsonl", [{"prompt": f"Tell of {i} cats."} for i in range(40)])
     return tmp_path
@@ -57,7 +61,11 @@ def folder(tmp_path, tiny, sft, rm, pairs, monkeypatch):
 
 def problems_of(words, folder, capsys, monkeypatch):
     """The problems of a command: nothing is loaded, printed or left behind."""
-    monkeypatch.setattr(context, "load_base", lambda *_: pytest.fail("a model was loaded before the input was checked"))
+    monkeypatch.setattr(
+        context,
+        "load_base",
+        lambda *_: pytest.fail("a model was loaded before the input was checked"),
+    )
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # of a user's module
     before = sorted(folder.rglob("*"))
     if words[0].isupper():  # how `accelerate launch` starts it
@@ -92,22 +100,35 @@ def read_problems(error):
 # What goes together
 
 PAGE = (Path(__file__).parents[1] / "docs" / "scaling.md").read_text(encoding="utf-8")
-LINES = [line for line in PAGE.splitlines() if line.startswith("| ") and line.count("|") == 11 and "---" not in line]
+LINES = [
+    line
+    for line in PAGE.splitlines()
+    if line.startswith("| ") and line.count("|") == 11 and "---" not in line
+]
 AXES, *ROWS = [[cell.split() for cell in line.strip("|").split("|")] for line in LINES]
 NAMES, STAGES = [" ".join(words) for words in AXES], ("sft", "rm", "ppo", "dpo", "rloo")
-CELLS = st.fixed_dictionaries({axis: st.sampled_from(sorted(SAYS.get(axis, STAGES))) for axis in NAMES})
+CELLS = st.fixed_dictionaries(
+    {axis: st.sampled_from(sorted(SAYS.get(axis, STAGES))) for axis in NAMES}
+)
 
 
 @given(CELLS)
 def test_a_combination_goes_together_if_a_row_of_the_page_has_it(cell):
     rows = [dict(zip(NAMES, row, strict=True)) for row in ROWS]
-    if any(all(row[axis] == ["-"] or value in row[axis] for axis, value in cell.items()) for row in rows):
+    if any(
+        all(row[axis] == ["-"] or value in row[axis] for axis, value in cell.items())
+        for row in rows
+    ):
         refuse(cell, sft="S", data="D")
         return
     with pytest.raises(InputError) as caught:
         refuse(cell, sft="S", data="D")
     (problem,) = read_problems(caught.value)
-    assert problem.what.startswith("does not go with ") and problem.fix and not re.search(r"[{}]", str(caught.value))
+    assert (
+        problem.what.startswith("does not go with ")
+        and problem.fix
+        and not re.search(r"[{}]", str(caught.value))
+    )
 
 
 # The table of faults
@@ -117,7 +138,9 @@ def test_a_combination_goes_together_if_a_row_of_the_page_has_it(cell):
 def test_fault(words, expected, folder, sft, rm, capsys, monkeypatch):
     places = {"sft": sft, "rm": rm, "here": folder}
     found = problems_of(words.format(**places).split(), folder, capsys, monkeypatch)
-    assert {f"{one.field.strip()} : {one.kind}" for one in found} == {*expected.format(**places).split(" | ")}
+    assert {f"{one.field.strip()} : {one.kind}" for one in found} == {
+        *expected.format(**places).split(" | ")
+    }
     assert all(one.what for one in found)
 
 
@@ -125,6 +148,10 @@ def test_every_problem_is_a_line_and_the_exit_code_is_2(folder, capsys):
     assert cli.main("ppo --sft nowhere --dataset no.jsonl --output_dir out".split()) == 2
     shown = capsys.readouterr()
     lines = shown.err.splitlines()
-    assert shown.out == "" and len(lines) == 3 and all(line.startswith("marlhf: error: --") for line in lines)
+    assert (
+        shown.out == ""
+        and len(lines) == 3
+        and all(line.startswith("marlhf: error: --") for line in lines)
+    )
     for line, name in zip(lines, ("--sft nowhere", "--rm", "--dataset no.jsonl"), strict=True):
         assert line.startswith(f"marlhf: error: {name}: ")

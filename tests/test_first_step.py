@@ -32,7 +32,9 @@ class Stage(StageSteps, Trainer):
 
 def rates(kind, ratio, steps, tmp_path):
     """The share of the peak rate in each step."""
-    options = TrainingArguments(tmp_path, learning_rate=1.0, lr_scheduler_type=kind, warmup_steps=ratio)
+    options = TrainingArguments(
+        tmp_path, learning_rate=1.0, lr_scheduler_type=kind, warmup_steps=ratio
+    )
     trainer = Stage(model=nn.Linear(1, 1), args=options)
     trainer.create_optimizer_and_scheduler(steps)
     shares = []
@@ -61,7 +63,9 @@ def test_all_stages_have_one_schedule(kind, tmp_path):
 
 def test_a_warm_up_that_ends_between_two_updates_stays_below_the_peak():
     config = RolloutConfig(warmup_updates=0.25)
-    assert [learning_rate_share(config, update, 10) for update in range(4)] == pytest.approx([0.4, 0.8, 1.0, 1.0])
+    assert [learning_rate_share(config, update, 10) for update in range(4)] == pytest.approx(
+        [0.4, 0.8, 1.0, 1.0]
+    )
 
 
 @pytest.fixture
@@ -69,32 +73,63 @@ def one_step(base, sft, rm, tokenizer, texts, tmp_path):
     """A function that makes one step of a stage with its default schedule; the models before and after it."""
     pairs = {"prompt": texts.prompts, "chosen": texts.responses, "rejected": texts.responses[::-1]}
     splits = {part: datasets.Dataset.from_dict(pairs) for part in ("sft", "rm", "ppo", "test")}
-    task, reward = Task("few", datasets.DatasetDict(splits), early_letters, {}), FunctionReward(early_letters)
+    task, reward = (
+        Task("few", datasets.DatasetDict(splits), early_letters, {}),
+        FunctionReward(early_letters),
+    )
 
     def run(name, rate=1e-3):
-        names = [option for option in option_names(COMMANDS[name]) if option.endswith("learning_rate")]
-        given = dict.fromkeys(names, rate) | {"updates": 1, "max_response_length": 6, "checkpoint_every": 0}
+        names = [
+            option for option in option_names(COMMANDS[name]) if option.endswith("learning_rate")
+        ]
+        given = dict.fromkeys(names, rate) | {
+            "updates": 1,
+            "max_response_length": 6,
+            "checkpoint_every": 0,
+        }
         given |= {"num_generations": 2, "sft_epochs": 1.0}
         assert given.keys() <= OPTIONS
-        options = COMMANDS[name](**{x: given[x] for x in option_names(COMMANDS[name]) & given.keys()})
+        options = COMMANDS[name](
+            **{x: given[x] for x in option_names(COMMANDS[name]) & given.keys()}
+        )
         folder = RunFolder.create(tmp_path / name, {})
-        context = RunContext(options, folder, task, tokenizer, lambda: base, rules={"ppo": FixedNGram(2)})
+        context = RunContext(
+            options, folder, task, tokenizer, lambda: base, rules={"ppo": FixedNGram(2)}
+        )
         if name == "sft":
             return [(None, load_policy(base, pipeline.sft_stage(context)))]
         if name == "rm":
-            return [(new_reward_model(base, sft), load_score_model(base, pipeline.rm_stage(context, sft)))]
+            return [
+                (
+                    new_reward_model(base, sft),
+                    load_score_model(base, pipeline.rm_stage(context, sft)),
+                )
+            ]
         if name == "ppo":
             policy = pipeline.ppo_stage(context, sft, rm)
             critic = load_score_model(base, policy.parent / "critic")
-            return [(load_policy(base, sft), load_policy(base, policy)), (load_score_model(base, rm), critic)]
-        done = pipeline.dpo_stage(context, sft) if name == "dpo" else pipeline.group_stage(context, sft, reward)
+            return [
+                (load_policy(base, sft), load_policy(base, policy)),
+                (load_score_model(base, rm), critic),
+            ]
+        done = (
+            pipeline.dpo_stage(context, sft)
+            if name == "dpo"
+            else pipeline.group_stage(context, sft, reward)
+        )
         return [(load_policy(base, sft), load_policy(base, done))]
 
     return run
 
 
 def adapter(model):
-    return torch.cat([p.flatten() for name, p in model.named_parameters() if "lora_B" in name or "score.mod" in name])
+    return torch.cat(
+        [
+            p.flatten()
+            for name, p in model.named_parameters()
+            if "lora_B" in name or "score.mod" in name
+        ]
+    )
 
 
 @pytest.mark.parametrize("stage", ["sft", "rm", "ppo", "dpo", "rloo", "grpo"])
@@ -106,7 +141,9 @@ def test_a_stage_of_one_step_trains(one_step, stage):
 
 @pytest.mark.parametrize("stage", ["rm", "ppo", "dpo", "rloo", "grpo"])
 def test_a_step_below_rounding_is_refused(one_step, stage):
-    option = {"rm": "--rm_learning_rate", "dpo": "--dpo_learning_rate"}.get(stage, "--policy_learning_rate")
+    option = {"rm": "--rm_learning_rate", "dpo": "--dpo_learning_rate"}.get(
+        stage, "--policy_learning_rate"
+    )
     fails(lambda: one_step(stage, rate=1e-13), "moved no weight", option)
 
 
@@ -120,7 +157,9 @@ def test_a_policy_that_waited_for_its_critic_moves(make):
 def test_responses_that_score_alike_are_no_fault(one_step, monkeypatch):
     """A group without differences has no gradient."""
     seen, plain = [], pipeline.Recorder._check_moved
-    monkeypatch.setattr(pipeline.Recorder, "_check_moved", lambda self, *x: seen.append(x[1]) or plain(self, *x))
+    monkeypatch.setattr(
+        pipeline.Recorder, "_check_moved", lambda self, *x: seen.append(x[1]) or plain(self, *x)
+    )
     monkeypatch.setattr(FunctionReward, "__call__", lambda self, rollout: torch.zeros(len(rollout)))
     ((before, after),) = one_step("grpo")
     assert seen == [0.0] and torch.equal(adapter(before), adapter(after))

@@ -22,7 +22,9 @@ def test_weights_are_near_those_in_full():
     base, full = (load_base(ModelConfig(load_in_4bit=bits)) for bits in (True, False))
     layers = [m for m in base.modules() if isinstance(m, Linear4bit)]
     assert len(layers) == sum(name.endswith("proj") for name, _ in full.named_modules())
-    assert all(layer.weight.numel() * 8 == layer.in_features * layer.out_features * 4 for layer in layers)
+    assert all(
+        layer.weight.numel() * 8 == layer.in_features * layer.out_features * 4 for layer in layers
+    )
     ids = load_tokenizer("tiny-gemma")(["SUBREDDIT: r/tea"], return_tensors="pt")["input_ids"]
     with torch.no_grad():
         near, exact = base(ids).logits.float(), full(ids).logits
@@ -41,5 +43,9 @@ def test_a_run_learns_and_goes_on(tmp_path, monkeypatch):
     assert main(["run", *OPTIONS, "--updates", "1", "--output_dir", str(broken)]) == 0
     assert main(["run", "--resume", str(broken), "--updates", "2"]) == 0
     rows, others = (RunFolder.open(run / "ma-ppo").metrics() for run in (whole, broken))
-    assert len(rows) == 2 and rows[0]["policy_grad_norm"] > 0 and abs(rows[0]["kl_k3"]) < 1e-6 < rows[1]["kl_k3"]
+    assert (
+        len(rows) == 2
+        and rows[0]["policy_grad_norm"] > 0
+        and abs(rows[0]["kl_k3"]) < 1e-6 < rows[1]["kl_k3"]
+    )
     assert timeless(rows) == timeless(others)

@@ -13,7 +13,13 @@ from conftest import changed, nudge, snapshot
 from plain_update import far, learner, options, record
 from safetensors.torch import load_file
 from small_runs import build, timeless
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import ModelConfig
@@ -77,21 +83,33 @@ def test_a_killed_run_goes_on(folders, tokenizer, tmp_path):
     for name in ("policy", "critic"):
         assert not changed(getattr(again.models, name), snapshot(getattr(plain.models, name)))
     state = torch.load(run.path / "checkpoints" / "update-000003.pt", weights_only=True)
-    assert sum(name.startswith("weights.") for name in state["tensors"]) == len([*again.actor_critic.parameters()])
-    assert again.models.policy.model.lm_head.weight is again.models.policy.model.model.embed_tokens.weight
+    assert sum(name.startswith("weights.") for name in state["tensors"]) == len(
+        [*again.actor_critic.parameters()]
+    )
+    assert (
+        again.models.policy.model.lm_head.weight
+        is again.models.policy.model.model.embed_tokens.weight
+    )
 
 
 @pytest.mark.parametrize("command", ["rloo", "grpo", "dpo"])
-def test_a_checkpoint_by_shards_is_joined_before_trl_reads_it(command, folders, tiny, tmp_path, capsys, monkeypatch):
+def test_a_checkpoint_by_shards_is_joined_before_trl_reads_it(
+    command, folders, tiny, tmp_path, capsys, monkeypatch
+):
     """Said before the base loads; what the line says to do gives the same weights."""
     shards, weights = tmp_path / "shards", load_file(folders[1] / "model.safetensors")
     shutil.copytree(folders[1], shards, ignore=shutil.ignore_patterns("*.safetensors"))
-    write_shards({f"model.{name}": tensor for name, tensor in weights.items()}, shards / TRAINER_SHARDS)
+    write_shards(
+        {f"model.{name}": tensor for name, tensor in weights.items()}, shards / TRAINER_SHARDS
+    )
     words = ["--finetune", "full", "--model", tiny.model, "--size", "40"]
     words += [] if command == "dpo" else ["--reward", "gold"]
     with monkeypatch.context() as patch:
         patch.delattr("marlhf_lite.experiments.context.load_base")
-        assert main([command, *words, "--sft", str(shards), "--output_dir", str(tmp_path / "run")]) == 2
+        assert (
+            main([command, *words, "--sft", str(shards), "--output_dir", str(tmp_path / "run")])
+            == 2
+        )
     error = capsys.readouterr().err
     assert (
         f"--sft {shards} (a checkpoint by shards): " in error
@@ -108,7 +126,10 @@ def test_saved_models_load_again(folders, whole_roles, tokenizer, tmp_path):
     trainer = build(whole_roles, tokenizer, updates=1)
     trainer.train()
     trainer.save(tmp_path)
-    policy, critic = load_policy(folders[0], tmp_path / "policy"), load_score_model(folders[0], tmp_path / "critic")
+    policy, critic = (
+        load_policy(folders[0], tmp_path / "policy"),
+        load_score_model(folders[0], tmp_path / "critic"),
+    )
     assert not changed(policy, snapshot(whole_roles.policy.model))
     assert not changed(critic, snapshot(whole_roles.critic.model))
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")  # as anybody would
@@ -121,7 +142,9 @@ def test_saved_models_load_again(folders, whole_roles, tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["lora", "full"])
-def test_recomputed_activations_give_the_same_gradients(base, sft, rm, folders, tokenizer, texts, kind):
+def test_recomputed_activations_give_the_same_gradients(
+    base, sft, rm, folders, tokenizer, texts, kind
+):
     """And layers really run twice."""
     given, grads, passes = (base, sft, rm) if kind == "lora" else folders, [], []
     for saving in (False, True):
@@ -129,7 +152,9 @@ def test_recomputed_activations_give_the_same_gradients(base, sft, rm, folders, 
         nudge(roles.policy, 3, 0.002)
         rollout = from_texts(tokenizer, texts.prompts, texts.responses, limit=8)
         with torch.no_grad():
-            log_p = roles.reference(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0]
+            log_p = roles.reference(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[
+                0
+            ]
         rollout = replace(rollout, ref_logprobs=log_p, scores=torch.arange(6.0))
         made, calls = learner(roles, options(micro_batch_size=6)), []
         first_layer = unwrap_peft(roles.policy.model).model.layers[0].mlp
@@ -149,7 +174,14 @@ ENDS = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1}
 BASES = {
     "gpt2": lambda size: GPT2LMHeadModel(
         GPT2Config(
-            vocab_size=size, n_embd=32, n_layer=2, n_head=2, resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5, **ENDS
+            vocab_size=size,
+            n_embd=32,
+            n_layer=2,
+            n_head=2,
+            resid_pdrop=0.5,
+            embd_pdrop=0.5,
+            attn_pdrop=0.5,
+            **ENDS,
         )
     ),
     "llama": lambda size: LlamaForCausalLM(
@@ -173,12 +205,16 @@ def test_bases_with_dropout_start_at_the_reference(tokenizer, tmp_path, name, ki
     torch.manual_seed(0)
     BASES[name](len(tokenizer)).save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
-    model = ModelConfig(model=str(tmp_path / "base"), finetune=kind, attn_implementation=attention, lora_r=2)
+    model = ModelConfig(
+        model=str(tmp_path / "base"), finetune=kind, attn_implementation=attention, lora_r=2
+    )
     base = load_base(model)
     nudge(new_policy(base, model), 1, 0.01).save_pretrained(tmp_path / "sft")
     roles = build_models(base, tmp_path / "sft", None)
     rates = {"policy_learning_rate": 1e-9, "critic_learning_rate": 1e-9, "warmup_updates": 0}
-    history = build(roles, tokenizer, updates=2, eval_every=1, test_prompts=["b"], length=3, **rates).train()
+    history = build(
+        roles, tokenizer, updates=2, eval_every=1, test_prompts=["b"], length=3, **rates
+    ).train()
     assert all(0 <= row["kl_k3"] < 1e-5 and row["skipped_steps"] == 0 for row in history)
     assert roles.policy.model.training and not roles.reference.model.training
 
@@ -213,8 +249,22 @@ def test_from_sft_to_evaluation(tiny, pairs, tmp_path, monkeypatch):
     assert [row["kl_k3"] < 1e-6 for row in RunFolder.open("out/ma-ppo").metrics()] == [True, False]
     rows = json.loads(Path("out/summary.json").read_text())["methods"]
     assert [row["method"] for row in rows] == ["SFT", "MA-PPO"]
-    small = [w for flag, w in zip(SMALL[::2], zip(SMALL[::2], SMALL[1::2])) if "eval" in flag or "length" in flag]
-    words = ["evaluate", *shared, *[x for pair in small for x in pair], "--sft", "out", "--rm", "out"]
+    small = [
+        w
+        for flag, w in zip(SMALL[::2], zip(SMALL[::2], SMALL[1::2]))
+        if "eval" in flag or "length" in flag
+    ]
+    words = [
+        "evaluate",
+        *shared,
+        *[x for pair in small for x in pair],
+        "--sft",
+        "out",
+        "--rm",
+        "out",
+    ]
     assert main([*words, "--policies", "again=out", "--output_dir", "e"]) == 0
     again = json.loads(Path("e/summary.json").read_text())["methods"]
-    assert [row["method"] for row in again] == ["SFT", "again"] and math.isfinite(again[1]["rm_score"])
+    assert [row["method"] for row in again] == ["SFT", "again"] and math.isfinite(
+        again[1]["rm_score"]
+    )

@@ -21,7 +21,9 @@ from marlhf_lite.training import trl_trainers
 from marlhf_lite.training.optimizer import HALF_LOSS_SCALE, loss_scale
 from marlhf_lite.training.trl_trainers import EvenPairs
 
-ROWS = datasets.Dataset.from_list([{"prompt": x, "chosen": f"{x} it is", "rejected": "no, never"} for x in PROMPTS])
+ROWS = datasets.Dataset.from_list(
+    [{"prompt": x, "chosen": f"{x} it is", "rejected": "no, never"} for x in PROMPTS]
+)
 ALL, LENGTHS = len(ROWS), LengthConfig(max_response_length=8)
 
 
@@ -31,14 +33,19 @@ def gradients(model):
 
 def adapter_gradient(model):
     """As one vector, without a score head's, which has not gone through the base."""
-    return torch.cat([gradient.flatten() for name, gradient in gradients(model).items() if "lora_" in name])
+    return torch.cat(
+        [gradient.flatten() for name, gradient in gradients(model).items() if "lora_" in name]
+    )
 
 
 class Watch(TrainerCallback):
     """Keeps the gradients of a step, as the optimizer gets them, and its row of the log."""
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        self.adapter, self.norm = adapter_gradient(model), nn.utils.get_total_norm([*gradients(model).values()])
+        self.adapter, self.norm = (
+            adapter_gradient(model),
+            nn.utils.get_total_norm([*gradients(model).values()]),
+        )
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         self.row = logs if "loss" in logs else self.row
@@ -53,18 +60,25 @@ def watched(trainer, **_):
 def train(stage, base, sft, tokenizer, folder):
     if stage == "sft":
         config = SFTStageConfig(sft_epochs=1, sft_batch_size=ALL)
-        return sft_module.train_sft(load_policy(base, sft), tokenizer, ROWS, config, LENGTHS, folder)
+        return sft_module.train_sft(
+            load_policy(base, sft), tokenizer, ROWS, config, LENGTHS, folder
+        )
     if stage == "rm":
         config = RewardModelConfig(rm_epochs=1, rm_batch_size=ALL)
-        return rm_module.train_reward_model(new_reward_model(base, sft), tokenizer, ROWS, config, LENGTHS, folder)
+        return rm_module.train_reward_model(
+            new_reward_model(base, sft), tokenizer, ROWS, config, LENGTHS, folder
+        )
     command = DPOCommand(dpo_epochs=1, dpo_batch_size=ALL, max_response_length=8)
     return watched(dpo_trainer(load_policy(base, sft), tokenizer, ROWS, command, folder))
 
 
 @pytest.mark.parametrize(
-    ("stage", "many"), [("sft", 1), ("sft", 10**5), ("rm", 1), ("rm", 10**6), ("dpo", 1), ("dpo", 10**5)]
+    ("stage", "many"),
+    [("sft", 1), ("sft", 10**5), ("rm", 1), ("rm", 10**6), ("dpo", 1), ("dpo", 10**5)],
 )
-def test_a_step_in_float16_is_that_of_float32(tiny, sft, tokenizer, tmp_path, monkeypatch, stage, many):
+def test_a_step_in_float16_is_that_of_float32(
+    tiny, sft, tokenizer, tmp_path, monkeypatch, stage, many
+):
     """Large gradients, which are clipped; and rows among `many` times as many, whose gradients float16 has not."""
     count = Trainer.get_batch_samples  # what losses are divided by: tokens in SFT, pairs elsewhere
 
@@ -101,8 +115,11 @@ def test_rloo_in_float16_has_the_gradient_of_float32(tiny, sft, tokenizer, tmp_p
     scored = SampledReward(reward, half, tokenizer, command)
     seen = watched(group_trainer(half, tokenizer, PROMPTS, scored, command, tmp_path))
     policy, rollout = PolicyModel(load_policy(load_base(tiny), sft)), rollouts[0]
-    logprobs = policy(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0] * rollout.mask
-    advantages = 1e-6 * torch.tensor([-1.0, 1.0] * 3)  # score less that of the other response to the prompt
+    logprobs = (
+        policy(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0] * rollout.mask
+    )
+    # score less that of the other response to the prompt
+    advantages = 1e-6 * torch.tensor([-1.0, 1.0] * 3)
     (-(advantages * logprobs.sum(1)).mean()).backward()
     expected = adapter_gradient(policy)
     assert torch.cosine_similarity(seen.adapter, expected, dim=0) > 0.99

@@ -60,7 +60,9 @@ def test_against_the_sft_model_by_hand(moved, test, tokenizer):
     names, rows = [f"7/{sha256(prompt.encode()).hexdigest()[:12]}/0" for prompt in PROMPTS], {}
     for name in ("policy", "reference"):
         role = getattr(moved, name).eval()
-        rows[name] = generate_seeded(role.model, tokenizer, PROMPTS, Sampling(6, names=tuple(names)))
+        rows[name] = generate_seeded(
+            role.model, tokenizer, PROMPTS, Sampling(6, names=tuple(names))
+        )
     with torch.no_grad():
         drawn = rows["policy"]
         inputs = (drawn.tokens, drawn.attention_mask, drawn.mask.shape[1])
@@ -74,7 +76,9 @@ def test_against_the_sft_model_by_hand(moved, test, tokenizer):
         assert score == "gold" or (0.5 in wins and set(wins) != {0.5})
         found = [row[f"{score}_{name}"] for name in ("win_rate", "mean", "sft")]
         assert found == pytest.approx([sum(values) / 5 for values in (wins, ours, theirs)])
-    assert row["kl"] == pytest.approx(sum(kl) / 5, rel=1e-4) and row["kl_k3"] == pytest.approx(sum(k3) / 5, rel=1e-3)
+    assert row["kl"] == pytest.approx(sum(kl) / 5, rel=1e-4) and row["kl_k3"] == pytest.approx(
+        sum(k3) / 5, rel=1e-3
+    )
     assert row["tokens"] == pytest.approx(drawn.lengths.float().mean().item())
 
 
@@ -89,7 +93,11 @@ def test_answers_are_the_same_however_many_processes_share_the_prompts(moved, te
     alone, shared = sorted(seen), []
     for rank in (0, 1):
         seen.clear()
-        monkeypatch.setattr(held_out, "PartialState", lambda r=rank: SimpleNamespace(process_index=r, num_processes=2))
+        monkeypatch.setattr(
+            held_out,
+            "PartialState",
+            lambda r=rank: SimpleNamespace(process_index=r, num_processes=2),
+        )
         test(reward)(moved)
         shared += seen
     assert sorted(shared) == alone
@@ -103,7 +111,12 @@ def test_a_run_with_tests_is_the_run_without(base, sft, rm, tokenizer):
     histories = []
     for every in (0, 1):
         random.seed(0), numpy.random.seed(0)
-        changes = {"eval_every": every, "test_prompts": PROMPTS, "reward": FunctionReward(noisy), "num_ppo_epochs": 2}
+        changes = {
+            "eval_every": every,
+            "test_prompts": PROMPTS,
+            "reward": FunctionReward(noisy),
+            "num_ppo_epochs": 2,
+        }
         trainer = build(build_models(base, sft, rm), tokenizer, **changes)
         histories.append(timeless(trainer.train()))
     assert histories[0] == histories[1]

@@ -27,7 +27,11 @@ class OwnModel({model}):
 class OwnTokenizer({tokenizer}):
     pass
 """
-NAMES = {"config": "GemmaConfig", "model": "GemmaForCausalLM", "tokenizer": "PreTrainedTokenizerFast"}
+NAMES = {
+    "config": "GemmaConfig",
+    "model": "GemmaForCausalLM",
+    "tokenizer": "PreTrainedTokenizerFast",
+}
 AUTO = {"AutoConfig": "own.OwnGemmaConfig", "AutoModelForCausalLM": "own.OwnModel"}
 AUTO |= {"AutoModelForSequenceClassification": "own.OwnModel"}
 
@@ -39,14 +43,21 @@ def hostile(tiny, tmp_path):
     def make(part):
         folder, mark = tmp_path / "hostile", tmp_path / "it-ran"
         shutil.copytree(tiny.model, folder)
-        (folder / "own.py").write_text(CODE.format(mark=str(mark), names=", ".join(NAMES.values()), **NAMES))
+        (folder / "own.py").write_text(
+            CODE.format(mark=str(mark), names=", ".join(NAMES.values()), **NAMES)
+        )
         file = folder / ("tokenizer_config.json" if part == "tokenizer" else "config.json")
         values = json.loads(file.read_text())
         if part == "tokenizer":
-            values |= {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer"] * 2}}
+            values |= {
+                "tokenizer_class": "OwnTokenizer",
+                "auto_map": {"AutoTokenizer": ["own.OwnTokenizer"] * 2},
+            }
         else:
             values |= {"auto_map": AUTO}
-            values |= {"model_type": "own", "architectures": ["OwnModel"]} if part == "model" else {}
+            values |= (
+                {"model_type": "own", "architectures": ["OwnModel"]} if part == "model" else {}
+            )
         file.write_text(json.dumps(values))
         return folder, mark
 
@@ -62,22 +73,38 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_model_that_needs_its_own_code_gets_one_line(hostile, sft, pairs, tmp_path, monkeypatch, capsys, command):
+def test_a_model_that_needs_its_own_code_gets_one_line(
+    hostile, sft, pairs, tmp_path, monkeypatch, capsys, command
+):
     """Also if standard input says yes to whatever is asked, as `yes |` does."""
     folder, mark = hostile("model")
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 99))
     words = COMMANDS[command].format(data=pairs, sft=sft, out=tmp_path / "out").split()
     assert main([*words, "--model", str(folder)]) == 2
     shown = capsys.readouterr()
-    assert shown.err.count("\n") == 1 and str(folder) in shown.err and "code" in shown.err, shown.err
+    assert shown.err.count("\n") == 1 and str(folder) in shown.err and "code" in shown.err, (
+        shown.err
+    )
     assert not mark.exists() and "[y/N]" not in shown.out
 
 
 @pytest.mark.parametrize("part", ["config", "tokenizer"])
-def test_a_model_that_transformers_knows_loads_without_its_own_code(hostile, sft, pairs, tmp_path, monkeypatch, part):
+def test_a_model_that_transformers_knows_loads_without_its_own_code(
+    hostile, sft, pairs, tmp_path, monkeypatch, part
+):
     folder, mark = hostile(part)
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 99))
-    assert not main(["export", "--policy", str(sft), "--model", str(folder), "--output_dir", str(tmp_path / "out")])
+    assert not main(
+        [
+            "export",
+            "--policy",
+            str(sft),
+            "--model",
+            str(folder),
+            "--output_dir",
+            str(tmp_path / "out"),
+        ]
+    )
     assert not main(["data", str(pairs), "--model", str(folder)])
     assert not mark.exists()
 
@@ -102,7 +129,9 @@ def test_text_of_many_scripts_stays(capsys):
 
 
 def test_escape_sequences_reach_neither_terminal_nor_table(tmp_path, capsys):
-    rows = [{"prompt": f"p {i} {EVIL}", "chosen": f"yes {EVIL}", "rejected": "no"} for i in range(40)]
+    rows = [
+        {"prompt": f"p {i} {EVIL}", "chosen": f"yes {EVIL}", "rejected": "no"} for i in range(40)
+    ]
     append_lines(tmp_path / "rows.jsonl", rows)
     assert not main(["data", str(tmp_path / "rows.jsonl")])
     shown = capsys.readouterr()
@@ -116,7 +145,9 @@ def test_escape_sequences_reach_neither_terminal_nor_table(tmp_path, capsys):
 
 def test_generate_and_run_print_no_escape_sequence(tmp_path, capsys):
     """An answer may hold whatever the prompt's tokens hold: here the data teach it nothing else."""
-    rows = [{"prompt": f"{i} {EVIL}", "chosen": f" {EVIL} yes", "rejected": " no"} for i in range(60)]
+    rows = [
+        {"prompt": f"{i} {EVIL}", "chosen": f" {EVIL} yes", "rejected": " no"} for i in range(60)
+    ]
     append_lines(tmp_path / "rows.jsonl", rows)
     words = f"run --dataset {tmp_path}/rows.jsonl --updates 1 --batch_size 4 --sft_epochs 0.2 --rm_epochs 0.2"
     words += f" --max_response_length 8 --lora_r 4 --eval_prompts 4 --output_dir {tmp_path}/run"

@@ -19,7 +19,10 @@ from marlhf_lite.extras.judges.prompts import CRITERIA
 from marlhf_lite.utils.jsonl import append_lines
 from marlhf_lite.utils.run_folder import RunFolder, RunLock
 
-PAIRS = [Comparison(str(i), f"post {i}", f"first {i}", f"second {i}", ("MA-PPO", "PPO")) for i in range(30)]
+PAIRS = [
+    Comparison(str(i), f"post {i}", f"first {i}", f"second {i}", ("MA-PPO", "PPO"))
+    for i in range(30)
+]
 
 # Scores
 
@@ -31,7 +34,10 @@ def test_the_higher_score_wins_whatever_the_order(tmp_path):
     for row, pair in zip(judgments, (pair for pair in pairs for _ in range(2)), strict=True):
         gap = len(pair.first) - len(pair.second)
         assert row["winner"] == ("tie" if gap == 0 else "first" if gap > 0 else "second")
-        assert row["scores"] == {"first": {"score": len(pair.first)}, "second": {"score": len(pair.second)}}
+        assert row["scores"] == {
+            "first": {"score": len(pair.first)},
+            "second": {"score": len(pair.second)},
+        }
 
 
 @pytest.mark.parametrize("scores", [[1.0], [1.0, float("nan")], [1.0, "x"]])
@@ -51,7 +57,11 @@ def sit(keys, folder, name="anna"):
         shown.append(page.value)
         row.children["12ts".index(key)].click()
     path = folder / f"human-{name}.jsonl"
-    return read_judgments(path) if path.exists() else [], "\n".join([*shown, page.value]), row.children
+    return (
+        read_judgments(path) if path.exists() else [],
+        "\n".join([*shown, page.value]),
+        row.children,
+    )
 
 
 def shown_first(text):
@@ -65,7 +75,12 @@ def test_clicks_become_judgments_on_methods_whose_names_are_not_shown(tmp_path):
     judgments, text, buttons = sit("12ts1", tmp_path)
     first = shown_first(text)
     other = {"first": "second", "second": "first"}
-    assert [row["winner"] for row in judgments] == [first["0"], other[first["1"]], "tie", first["4"]]
+    assert [row["winner"] for row in judgments] == [
+        first["0"],
+        other[first["1"]],
+        "tie",
+        first["4"],
+    ]
     assert [row["shown"] for row in judgments] == [first[row["pair"]] for row in judgments]
     assert "PPO" not in text and all(aspect in text for aspect in CRITERIA["tldr"].aspects)
     assert "5 of 30" in text and not buttons[0].disabled
@@ -89,16 +104,21 @@ def test_every_annotator_has_an_order_and_a_file(tmp_path):
 def test_a_name_leads_out_of_no_folder(tmp_path):
     for name in ("../../x", "a/b", "..."):
         judge_by_hand(PAIRS, tmp_path / "in", name).children[1].children[0].click()
-    assert {row["judge"] for path in (tmp_path / "in").iterdir() for row in read_judgments(path)} == {
-        f"human-{name}" for name in ("../../x", "a/b", "...")
-    }
+    assert {
+        row["judge"] for path in (tmp_path / "in").iterdir() for row in read_judgments(path)
+    } == {f"human-{name}" for name in ("../../x", "a/b", "...")}
 
 
 def test_the_page_is_blind_and_escapes_what_it_shows(tmp_path):
     evil = "<script>alert(1)</script> <img src=x onerror=y> & \x1b[31m"
     box = judge_by_hand([Comparison("1", evil, evil, "fair", ("MA-PPO", "PPO"))], tmp_path)
     page = box.children[0].value
-    assert "<script" not in page and "<img" not in page and page.count("&lt;script&gt;") == 2 and "\x1b" not in page
+    assert (
+        "<script" not in page
+        and "<img" not in page
+        and page.count("&lt;script&gt;") == 2
+        and "\x1b" not in page
+    )
     assert "PPO" not in page
 
 
@@ -106,7 +126,10 @@ def test_the_page_is_blind_and_escapes_what_it_shows(tmp_path):
 
 
 def answers(method, texts, **more):
-    return [{"prompt": f"POST {i}", "method": method, "response": text, **more} for i, text in enumerate(texts)]
+    return [
+        {"prompt": f"POST {i}", "method": method, "response": text, **more}
+        for i, text in enumerate(texts)
+    ]
 
 
 @pytest.fixture
@@ -129,7 +152,13 @@ def run(server, tmp_path, capsys):
     kept = tmp_path / "kept"
 
     def judge(places="", methods="MA-PPO, PPO", **options):
-        options = {"output_dir": kept, "seed": 3, "judge_url": server.url, "judge_model": "m", "workers": 1} | options
+        options = {
+            "output_dir": kept,
+            "seed": 3,
+            "judge_url": server.url,
+            "judge_model": "m",
+            "workers": 1,
+        } | options
         places = places or f"{tmp_path / 'run'},{tmp_path / 'sft.jsonl'}"
         command = ["judge", f"--judge_answers={places}", f"--judge_methods={methods}"]
         status = main([*command, *(f"--{name}={value}" for name, value in options.items())])
@@ -144,12 +173,27 @@ def run(server, tmp_path, capsys):
 def test_a_command_that_is_refused_goes_on_and_repeats_nothing(run, server):
     server.script = [None, None, (401, b"{}")]
     status, counts, words = run()
-    assert status == 2 and counts is None and "HTTP 401" in words and "judgments so far are kept" in words
+    assert (
+        status == 2
+        and counts is None
+        and "HTTP 401" in words
+        and "judgments so far are kept" in words
+    )
     server.script, asked = [], len(server.requests)
     status, counts, _ = run()
-    assert status == 0 and counts["pairs"] == 6 and counts["seed"] == 3 and len(server.requests) == asked + 4
+    assert (
+        status == 0
+        and counts["pairs"] == 6
+        and counts["seed"] == 3
+        and len(server.requests) == asked + 4
+    )
     wins, judged = counts["win"] + counts["tie"] / 2, counts["judged"]
-    assert counts["win_rate"]["low"] < counts["win_rate"]["mean"] == wins / judged < counts["win_rate"]["high"]
+    assert (
+        counts["win_rate"]["low"]
+        < counts["win_rate"]["mean"]
+        == wins / judged
+        < counts["win_rate"]["high"]
+    )
     assert summary(read_judgments(run.folder / "kept" / "m.jsonl")).items() <= counts.items()
 
 
@@ -164,7 +208,12 @@ def test_a_folder_is_judged_by_one_process_at_a_time_and_a_full_disk_is_one_line
     with monkeypatch.context() as patch:
         patch.setattr(judgments, "append_lines", full)
         status, counts, words = run()
-    assert status == 2 and counts is None and "free some disk space" in words and words.count("marlhf: error") == 1
+    assert (
+        status == 2
+        and counts is None
+        and "free some disk space" in words
+        and words.count("marlhf: error") == 1
+    )
     assert run()[1]["judged"] == 6
 
 
@@ -211,7 +260,9 @@ def test_methods_are_taken_at_the_temperature_asked_for(run, server):
         _, counts, _ = run(run.folder / "heat", asked)
         sent = " ".join(body["messages"][-1]["content"] for *_, body in server.requests)
         assert counts["methods"] == methods and counts["judged"] == 3
-        assert all(f"{method.replace('T=', '')} {i}" in sent for method in methods for i in range(3))
+        assert all(
+            f"{method.replace('T=', '')} {i}" in sent for method in methods for i in range(3)
+        )
         shutil.rmtree(run.folder / "kept")
 
 
@@ -227,5 +278,7 @@ def test_what_is_missing_is_said_in_one_line_before_anything_is_judged(run, serv
     ]
     for options, words in faults:
         status, counts, said = run(**options)
-        assert status == 2 and counts is None and words in said and len(said.splitlines()) == 1, words
+        assert status == 2 and counts is None and words in said and len(said.splitlines()) == 1, (
+            words
+        )
     assert not server.requests

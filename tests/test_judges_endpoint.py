@@ -29,7 +29,10 @@ from marlhf_lite.utils.errors import InputError
 
 KEY = "sk-a-very-secret-key-0123456789"
 TLDR = CRITERIA["tldr"]
-PAIRS = [Comparison(str(i), f"post {i}", f"one {'x' * (i % 3)}", f"two {'y' * (i % 2)}") for i in range(9)]
+PAIRS = [
+    Comparison(str(i), f"post {i}", f"one {'x' * (i % 3)}", f"two {'y' * (i % 2)}")
+    for i in range(9)
+]
 
 
 def verdict(winner, a=5, b=5, **more):
@@ -59,7 +62,9 @@ class Endpoint(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.decide, self.script, self.requests, self.lock = longer, [], [], threading.Lock()
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
-        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -74,7 +79,11 @@ class Handler(BaseHTTPRequestHandler):
         entry = (200, entry) if isinstance(entry, bytes) else entry
         status, data = entry if isinstance(entry, tuple) else (entry, b"{}")
         self.send_response(status)
-        for header in (("Content-Type", "application/json"), ("Content-Length", len(data)), ("retry-after-ms", 1)):
+        for header in (
+            ("Content-Type", "application/json"),
+            ("Content-Length", len(data)),
+            ("retry-after-ms", 1),
+        ):
             self.send_header(*map(str, header))
         self.end_headers()
         self.wfile.write(data)
@@ -86,7 +95,9 @@ class Handler(BaseHTTPRequestHandler):
 def texts(body):
     """The prompt and both responses, as the marks give them."""
     content = body["messages"][-1]["content"]
-    return [m[2] for m in re.finditer(r"<([A-Z ]+ [0-9a-f]{10})>\n(.*?)\n</\1>", content, re.DOTALL)]
+    return [
+        m[2] for m in re.finditer(r"<([A-Z ]+ [0-9a-f]{10})>\n(.*?)\n</\1>", content, re.DOTALL)
+    ]
 
 
 @pytest.fixture
@@ -133,9 +144,13 @@ def test_the_request(endpoint, judge, tmp_path, monkeypatch):
         path, headers, body = endpoint.requests[-1]
         assert path == "/v1/chat/completions" and headers["Authorization"] == f"Bearer {key}"
         assert body["model"] == "m-1"
-        assert (body.get("temperature"), body.get("max_tokens")) == ((None, None) if options else (0, 400))
+        assert (body.get("temperature"), body.get("max_tokens")) == (
+            (None, None) if options else (0, 400)
+        )
         (message,) = body["messages"]  # models without a system role take it, too
-        assert message["role"] == "user" and all(name in message["content"] for name in TLDR.aspects)
+        assert message["role"] == "user" and all(
+            name in message["content"] for name in TLDR.aspects
+        )
         prompt, a, b = texts(body)
         assert prompt == PAIRS[0].prompt and {a, b} == {PAIRS[0].first, PAIRS[0].second}
         assert not any(name in "".join(texts(body)) for name in PAIRS[0].methods)
@@ -144,7 +159,9 @@ def test_the_request(endpoint, judge, tmp_path, monkeypatch):
     assert endpoint.requests[-1][1]["Authorization"] == "Bearer none"
 
 
-def test_wrong_answers_are_malformed_paid_for_once_counted_apart_and_shown(endpoint, judge, tmp_path):
+def test_wrong_answers_are_malformed_paid_for_once_counted_apart_and_shown(
+    endpoint, judge, tmp_path
+):
     evil = "A is\n\x1b[2J better" + " !" * 999
     wrong = iter([evil, None, verdict("A")[:-5], verdict("A", a=11)])
     endpoint.decide = lambda *_: next(wrong, verdict("tie"))
@@ -154,10 +171,15 @@ def test_wrong_answers_are_malformed_paid_for_once_counted_apart_and_shown(endpo
     assert counts["judged"] == 5
     assert summary(judge_pairs(judge(), PAIRS, tmp_path)) == counts and len(endpoint.requests) == 9
     text = report(counts, judgments)
-    assert re.search(r"^malformed: A is .\[2J better[ !]+\.\.\.$", text, re.MULTILINE) and "\x1b" not in text
+    assert (
+        re.search(r"^malformed: A is .\[2J better[ !]+\.\.\.$", text, re.MULTILINE)
+        and "\x1b" not in text
+    )
 
 
-def test_a_judge_that_gives_no_verdicts_ends_the_run_before_all_pairs_are_paid_for(endpoint, judge, tmp_path):
+def test_a_judge_that_gives_no_verdicts_ends_the_run_before_all_pairs_are_paid_for(
+    endpoint, judge, tmp_path
+):
     """All wrong: five requests. Half wrong: all are asked."""
     pairs = [Comparison(str(i), f"post {i}", "one", "two") for i in range(40)]
     for count, (right, asked) in enumerate({0: 5, 3: 10, 20: 40}.items()):
@@ -173,10 +195,21 @@ def test_a_judge_that_gives_no_verdicts_ends_the_run_before_all_pairs_are_paid_f
 
 
 def test_few_pairs_without_a_verdict_end_not_well_and_show_why(endpoint, tmp_path, capfd):
-    answers = [{"prompt": f"p {i}", "method": name, "response": f"{name} {i}"} for i in range(3) for name in "xy"]
+    answers = [
+        {"prompt": f"p {i}", "method": name, "response": f"{name} {i}"}
+        for i in range(3)
+        for name in "xy"
+    ]
     (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in answers))
     words = ["--judge_answers", str(tmp_path / "answers.jsonl"), "--judge_methods", "x,y"]
-    words += ["--judge_url", endpoint.url, "--judge_model", "m-1", "--output_dir", str(tmp_path / "judging")]
+    words += [
+        "--judge_url",
+        endpoint.url,
+        "--judge_model",
+        "m-1",
+        "--output_dir",
+        str(tmp_path / "judging"),
+    ]
     endpoint.decide = lambda *_: "A!"
     for _ in range(2):  # the second time nothing is asked
         assert main(["judge", *words]) == 2
@@ -192,10 +225,16 @@ def refusal(message):
 
 def test_a_model_that_refuses_the_settings_takes_the_plain_request(endpoint, judge, tmp_path):
     """In the words of OpenAI's newer models."""
-    words = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
+    words = (
+        "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
+    )
     endpoint.script = [refusal(words)] * 5
     message = ended(judge(workers=1), tmp_path)
-    assert "'max_tokens' is not supported" in message and "--judge_max_tokens" in message and "0 for a plain" in message
+    assert (
+        "'max_tokens' is not supported" in message
+        and "--judge_max_tokens" in message
+        and "0 for a plain" in message
+    )
     assert summary(judge_pairs(judge(judge_max_tokens=0), PAIRS, tmp_path))["judged"] == 9
     for _, _, body in endpoint.requests[5:]:
         assert body.keys() == {"model", "messages"}
@@ -211,21 +250,41 @@ def test_what_may_pass_is_tried_again(endpoint, judge, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "entry", [(500, b"{}"), b'{"choices": [{"mess', b"", b"null", b'{"choices": []}', b'{"error": "x"}', b"\xff\xfe"]
+    "entry",
+    [
+        (500, b"{}"),
+        b'{"choices": [{"mess',
+        b"",
+        b"null",
+        b'{"choices": []}',
+        b'{"error": "x"}',
+        b"\xff\xfe",
+    ],
 )
-def test_a_pair_that_cannot_be_judged_is_skipped_and_asked_again_next_time(endpoint, judge, tmp_path, entry):
+def test_a_pair_that_cannot_be_judged_is_skipped_and_asked_again_next_time(
+    endpoint, judge, tmp_path, entry
+):
     endpoint.script = [None, entry]
     counts = summary(judge_pairs(judge(workers=1, retries=0), PAIRS[:3], tmp_path))
     assert (counts["judged"], counts["skipped"]) == (2, 1) and len(stored(tmp_path)) == 2
-    assert summary(judge_pairs(judge(), PAIRS[:3], tmp_path))["judged"] == 3 and len(endpoint.requests) == 4
+    assert (
+        summary(judge_pairs(judge(), PAIRS[:3], tmp_path))["judged"] == 3
+        and len(endpoint.requests) == 4
+    )
 
 
 @pytest.mark.parametrize("status, tries", [(500, 2), (400, 1)])
-def test_an_endpoint_that_breaks_down_ends_the_run_and_loses_nothing(endpoint, judge, tmp_path, status, tries):
+def test_an_endpoint_that_breaks_down_ends_the_run_and_loses_nothing(
+    endpoint, judge, tmp_path, status, tries
+):
     body = json.dumps({"error": {"message": f"no field of this name, {KEY}"}}).encode()
     endpoint.script = [None] * 4 + [(status, body)] * 99
     message = ended(judge(workers=1, retries=1), tmp_path)
-    assert f"HTTP {status}" in message and "no field of this name, [key]" in message and "kept" in message
+    assert (
+        f"HTTP {status}" in message
+        and "no field of this name, [key]" in message
+        and "kept" in message
+    )
     assert len(stored(tmp_path)) == 4 and len(endpoint.requests) == 4 + 5 * tries
     endpoint.script = []
     assert summary(judge_pairs(judge(), PAIRS, tmp_path))["judged"] == 9
@@ -233,7 +292,9 @@ def test_an_endpoint_that_breaks_down_ends_the_run_and_loses_nothing(endpoint, j
 
 
 def test_an_error_with_status_200_is_shown(endpoint, judge, tmp_path):
-    endpoint.script = [json.dumps({"error": {"message": f"no credits\nfor {KEY}", "code": 429}}).encode()] * 99
+    endpoint.script = [
+        json.dumps({"error": {"message": f"no credits\nfor {KEY}", "code": 429}}).encode()
+    ] * 99
     message = ended(judge(workers=1, retries=0), tmp_path)
     assert "no credits" in message and not stored(tmp_path)
 
@@ -251,7 +312,10 @@ DEEP = b"[" * 10**6 + b"]" * 10**6
         b"[1]",
         b'"x"',
     ]
-    + [json.dumps(completion(content)).encode() for content in (["A"], {"A": 1}, 7, '{"a":' * 10**4)],
+    + [
+        json.dumps(completion(content)).encode()
+        for content in (["A"], {"A": 1}, 7, '{"a":' * 10**4)
+    ],
 )
 def test_an_answer_of_any_other_form_is_no_verdict(endpoint, judge, tmp_path, body):
     endpoint.script = [None, body]
@@ -262,7 +326,11 @@ def test_an_answer_of_any_other_form_is_no_verdict(endpoint, judge, tmp_path, bo
 def flood(handler, pieces, **headers):
     """Send pieces for as long as the other side takes them."""
     handler.send_response(200)
-    for name, value in {"Content-Type": "application/json", "Connection": "close", **headers}.items():
+    for name, value in {
+        "Content-Type": "application/json",
+        "Connection": "close",
+        **headers,
+    }.items():
         handler.send_header(name, value)
     handler.end_headers()
     handler.close_connection = True
@@ -298,7 +366,9 @@ def test_an_answer_without_bounds_is_cut_off_and_not_asked_for_again(
     endpoint, judge, tmp_path, monkeypatch, send, why, status
 ):
     monkeypatch.setattr(servers, "ANSWER_SECONDS", 1.0)
-    monkeypatch.setattr(Handler, "do_POST", lambda handler: (endpoint.requests.append(0), send(handler)))
+    monkeypatch.setattr(
+        Handler, "do_POST", lambda handler: (endpoint.requests.append(0), send(handler))
+    )
     if status == 500:
         plain = Handler.send_response
         monkeypatch.setattr(Handler, "send_response", lambda handler, _: plain(handler, 500))
@@ -319,7 +389,9 @@ def test_a_head_without_an_end_ends_the_run(endpoint, judge, tmp_path, monkeypat
 
 def test_what_cannot_pass_ends_the_run_with_one_request(endpoint, judge, tmp_path):
     body = json.dumps({"error": {"message": f"bad key {KEY}", "code": "x"}}).encode()
-    for asked, (status, word) in enumerate({401: "OPENAI_API_KEY", 404: "--judge_model"}.items(), 1):
+    for asked, (status, word) in enumerate(
+        {401: "OPENAI_API_KEY", 404: "--judge_model"}.items(), 1
+    ):
         endpoint.script = [(status, body)] * 99
         message = ended(judge(workers=8), tmp_path)
         assert f"HTTP {status}" in message and word in message and len(endpoint.requests) == asked
@@ -331,7 +403,8 @@ def test_what_cannot_pass_ends_the_run_with_one_request(endpoint, judge, tmp_pat
 
 def test_ctrl_c_keeps_the_answers_that_are_under_way(endpoint, judge, tmp_path):
     def interrupt():
-        time.sleep(0.5)  # an executor that is interrupted while it starts a thread does not wait for that thread
+        # an executor that is interrupted while it starts a thread does not wait for that thread
+        time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.5)
 
@@ -347,14 +420,18 @@ def test_ctrl_c_keeps_the_answers_that_are_under_way(endpoint, judge, tmp_path):
 
 
 def test_requests_at_the_same_time(endpoint, judge, tmp_path):
-    together = threading.Barrier(3, timeout=30)  # breaks, and ends the connection, unless three wait for it
+    # breaks, and ends the connection, unless three wait for it
+    together = threading.Barrier(3, timeout=30)
     endpoint.script = [None] + [lambda: (together.wait(), None)[1]] * 3
     judgments = judge_pairs(judge(workers=3, retries=0), PAIRS, tmp_path, "both")
     assert len(endpoint.requests) == len(judgments) == 2 * len(PAIRS)
     for row in judgments:
         a, b = len(PAIRS[int(row["pair"])].first), len(PAIRS[int(row["pair"])].second)
         assert row["winner"] == ("first" if a > b else "second" if b > a else "tie")
-        assert row["scores"] == {"first": dict.fromkeys(TLDR.aspects, a), "second": dict.fromkeys(TLDR.aspects, b)}
+        assert row["scores"] == {
+            "first": dict.fromkeys(TLDR.aspects, a),
+            "second": dict.fromkeys(TLDR.aspects, b),
+        }
 
 
 # The key
@@ -375,9 +452,13 @@ def test_the_key_is_nowhere(endpoint, judge, tmp_path, capfd, caplog):
     print(ended(found, tmp_path, [Comparison("new", "p", "a", "b")]))
     written = "".join(path.read_text() for path in tmp_path.rglob("*"))
     shown = capfd.readouterr()
-    assert "Bearer [key]" in written and Counter(row["winner"] for row in judgments)["malformed"] == 3
+    assert (
+        "Bearer [key]" in written and Counter(row["winner"] for row in judgments)["malformed"] == 3
+    )
     assert caplog.records  # the libraries did log
-    logged = "".join(f"{record.getMessage()} {record.args} {record.exc_text}" for record in caplog.records)
+    logged = "".join(
+        f"{record.getMessage()} {record.args} {record.exc_text}" for record in caplog.records
+    )
     for text in (written, shown.out, shown.err, caplog.text, logged):
         assert KEY not in text and "very-secret" not in text
 
@@ -385,7 +466,10 @@ def test_the_key_is_nowhere(endpoint, judge, tmp_path, capfd, caplog):
 def test_options_that_cannot_work(judge, monkeypatch):
     urls = ["localhost:8000", "ftp://x/v1", "http://[::1/v1", "http://x:99999/v1", "http://é..b/v1"]
     faults = [("judge_model", " "), *(("judge_url", url) for url in urls)]
-    faults += [("judge_url", f"https://me:{KEY}@host/v1"), ("judge_url", f"https://host/v1?api-key={KEY}")]
+    faults += [
+        ("judge_url", f"https://me:{KEY}@host/v1"),
+        ("judge_url", f"https://host/v1?api-key={KEY}"),
+    ]
     for option, value in faults:
         with pytest.raises(InputError, match=f"--{option}") as caught:
             judge(**{option: value})

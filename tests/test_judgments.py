@@ -22,7 +22,8 @@ from marlhf_lite.extras.judges.judgments import (
 from marlhf_lite.extras.judges.prompts import CRITERIA, instructions, mark, material, parse_judgment
 
 PAIRS = [
-    Comparison(str(i), f"prompt {i}", f"one {'x' * (i % 3)}", f"two {'y' * (i % 2)}", ("M", "P")) for i in range(12)
+    Comparison(str(i), f"prompt {i}", f"one {'x' * (i % 3)}", f"two {'y' * (i % 2)}", ("M", "P"))
+    for i in range(12)
 ]
 
 
@@ -54,15 +55,23 @@ def truth(pair):
 
 
 def rows(*methods, prompts=("p", "q"), **more):
-    return [{"prompt": p, "method": m, "response": f"{m} to {p}", **more} for m in methods for p in prompts]
+    return [
+        {"prompt": p, "method": m, "response": f"{m} to {p}", **more}
+        for m in methods
+        for p in prompts
+    ]
 
 
 def test_pairs_match_by_prompt_whatever_the_order_of_rows():
     shuffled = [*rows("P"), *rows("SFT"), *reversed(rows("M"))]
     pairs = make_pairs(shuffled, "M", "P")
-    assert [(p.prompt, p.first, p.second) for p in pairs] == [("q", "M to q", "P to q"), ("p", "M to p", "P to p")]
+    assert [(p.prompt, p.first, p.second) for p in pairs] == [
+        ("q", "M to q", "P to q"),
+        ("p", "M to p", "P to p"),
+    ]
     assert len({p.id for p in pairs}) == 2 and pairs[0].methods == ("M", "P")
-    assert {p.id for p in make_pairs(shuffled, "SFT", "P")} == {p.id for p in pairs}  # of the prompt, not of the run
+    # of the prompt, not of the run
+    assert {p.id for p in make_pairs(shuffled, "SFT", "P")} == {p.id for p in pairs}
 
 
 FAULTS = [  # (answers, what the message names)
@@ -87,20 +96,29 @@ def test_answers_that_make_no_pairs(table, word):
 def test_both_orders_ask_twice_and_show_a_judge_that_looks_at_the_place(tmp_path):
     judge = Longer(first=True)
     counts = summary(judge_pairs(judge, PAIRS, tmp_path, "both"))
-    assert set(judge.asked) == {replace(p, shown=s).texts for p, s in itertools.product(PAIRS, ("first", "second"))}
+    assert set(judge.asked) == {
+        replace(p, shown=s).texts for p, s in itertools.product(PAIRS, ("first", "second"))
+    }
     assert (counts["win"], counts["lose"], counts["tie"]) == (0, 0, len(PAIRS))
     assert counts["position"] == {
         "decided": 24, "first_shown_share": 1.0, "both_orders": len(PAIRS), "consistency": 0.0
     }  # fmt: skip
     fair = summary(judge_pairs(Longer(), PAIRS, tmp_path, "both"))
     assert fair["position"]["first_shown_share"] == 0.5 and fair["position"]["consistency"] == 1.0
-    assert fair["win"] == sum(truth(p) == "first" for p in PAIRS) > 0 and fair["tie"] > 0 and fair["lose"] > 0
+    assert (
+        fair["win"] == sum(truth(p) == "first" for p in PAIRS) > 0
+        and fair["tie"] > 0
+        and fair["lose"] > 0
+    )
 
 
 # What is stored
 
 
-ODD = [Comparison("\ud83d", "half \ud83d a pair", "\u2028 line", "\x00 nul"), Comparison("é", "ü\n\n", "", "")]
+ODD = [
+    Comparison("\ud83d", "half \ud83d a pair", "\u2028 line", "\x00 nul"),
+    Comparison("é", "ü\n\n", "", ""),
+]
 
 
 @pytest.mark.parametrize("pairs", [PAIRS, ODD])
@@ -109,7 +127,9 @@ def test_a_repeated_run_asks_nothing_and_gives_the_same(tmp_path, pairs):
     judge, again = Longer(first=True), Longer(first=True)
     before = judge_pairs(judge, pairs, tmp_path, "both")
     assert judge_pairs(again, pairs, tmp_path, "both") == before and not again.asked
-    assert read_judgments(tmp_path / "longer.jsonl") == [row for row in before if row["pair"] != "é"]
+    assert read_judgments(tmp_path / "longer.jsonl") == [
+        row for row in before if row["pair"] != "é"
+    ]
     same = [row["winner"] for row in before if row["pair"] == "é"]
     assert same == ["tie"] * (pairs is ODD)
     assert set(judge.prompts) == {pair.prompt for pair in pairs if pair.first != pair.second}
@@ -118,7 +138,13 @@ def test_a_repeated_run_asks_nothing_and_gives_the_same(tmp_path, pairs):
 def test_texts_and_judge_are_what_was_paid_for_names_and_ids_are_not(tmp_path):
     pair = Comparison("1", "p", "one", "two two")
     judge_pairs(Longer(), [pair], tmp_path, "both")
-    for change in ({"prompt": "new"}, {"first": "new"}, {"second": "new"}, {}, {"id": "2", "methods": ("X", "Y")}):
+    for change in (
+        {"prompt": "new"},
+        {"first": "new"},
+        {"second": "new"},
+        {},
+        {"id": "2", "methods": ("X", "Y")},
+    ):
         judge = Longer(version=1 if change else 2)
         (row, _) = judge_pairs(judge, [replace(pair, **change)], tmp_path, "both")
         assert len(judge.asked) == (0 if "id" in change else 2)
@@ -154,11 +180,17 @@ def test_a_judge_without_an_identity_is_asked_again_and_what_it_says_now_counts(
     judge_pairs(same, PAIRS, tmp_path)
     assert len(same.asked) == len(PAIRS)
     after = judge_pairs(Free(first=True), PAIRS, tmp_path)
-    assert [row["winner"] for row in after] == [row["shown"] for row in after] != [row["winner"] for row in before]
+    assert (
+        [row["winner"] for row in after]
+        == [row["shown"] for row in after]
+        != [row["winner"] for row in before]
+    )
     assert read_judgments(path) == after
 
 
-def test_what_is_skipped_is_asked_again_and_five_answers_in_a_row_without_a_verdict_end_the_run(tmp_path):
+def test_what_is_skipped_is_asked_again_and_five_answers_in_a_row_without_a_verdict_end_the_run(
+    tmp_path,
+):
     class Failing(Longer):
         def __init__(self, bad):
             super().__init__()
@@ -174,7 +206,12 @@ def test_what_is_skipped_is_asked_again_and_five_answers_in_a_row_without_a_verd
     assert [row["pair"] for row in judgments if row["winner"] == "skipped"] == ["1", "2", "4", "6"]
     assert len(read_judgments(tmp_path / "longer.jsonl")) == 8
     judge = Failing({2, 3, 4, 5, 6})
-    fails(lambda: judge_pairs(judge, PAIRS, tmp_path / "new"), "5 answers in a row", "HTTP 500", "kept")
+    fails(
+        lambda: judge_pairs(judge, PAIRS, tmp_path / "new"),
+        "5 answers in a row",
+        "HTTP 500",
+        "kept",
+    )
     assert judge.prompts == [f"prompt {i}" for i in range(7)]
     assert len(read_judgments(tmp_path / "new" / "longer.jsonl")) == 2
 
@@ -183,7 +220,14 @@ def test_what_is_skipped_is_asked_again_and_five_answers_in_a_row_without_a_verd
 
 
 def said(pair, winner, shown="first", scores=None, judge="j"):
-    about = {"pair": pair, "winner": winner, "judge": judge, "methods": ["M", "P"], "shown": shown, "raw": ""}
+    about = {
+        "pair": pair,
+        "winner": winner,
+        "judge": judge,
+        "methods": ["M", "P"],
+        "shown": shown,
+        "raw": "",
+    }
     return about | {"scores": scores}
 
 
@@ -192,7 +236,11 @@ def test_counts_against_a_plain_loop():
     for i in range(300):
         for shown in draw.choice((["first"], ["second"], ["first", "second"], ["none"])):
             winner = draw.choice(("first", "second", "tie", "malformed", "skipped"))
-            scores = {side: {"x": draw.random()} for side in ("first", "second")} if winner != "malformed" else None
+            scores = (
+                {side: {"x": draw.random()} for side in ("first", "second")}
+                if winner != "malformed"
+                else None
+            )
             judgments.append(said(str(i), winner, shown, scores))
     counts, final, same = summary(judgments), Counter(), []
     for i in range(300):
@@ -202,14 +250,20 @@ def test_counts_against_a_plain_loop():
         final[fault or (names[0] if len(set(names)) == 1 else "tie")] += 1
         if not fault:
             same += [names[0] == names[1]] if len(mine) == 2 else []
-    hits = [x["winner"] == x["shown"] for x in judgments if x["shown"] != "none" and x["winner"] in ("first", "second")]
+    hits = [
+        x["winner"] == x["shown"]
+        for x in judgments
+        if x["shown"] != "none" and x["winner"] in ("first", "second")
+    ]
     assert [counts[k] for k in ("win", "lose", "tie", "malformed", "skipped")] == [
         final[k] for k in ("first", "second", "tie", "malformed", "skipped")
     ]
     assert counts["pairs"] == 300
     assert counts["judged"] == final["first"] + final["second"] + final["tie"]
     shares = {"first_shown_share": np.mean(hits), "consistency": np.mean(same)}
-    assert counts["position"] == pytest.approx({"decided": len(hits), "both_orders": len(same), **shares})
+    assert counts["position"] == pytest.approx(
+        {"decided": len(hits), "both_orders": len(same), **shares}
+    )
 
 
 # What is asked, and how the answer is read
@@ -224,7 +278,11 @@ def test_what_is_asked_names_every_criterion_and_no_text_can_close_its_own_marks
     told, shown, word = instructions(criteria, *texts), material(criteria, *texts), mark(*texts)
     assert all(f"- {aspect}: " in told and f'"{aspect}": n' in told for aspect in criteria.aspects)
     inside = [part.strip("<>/ \n").split("\n>")[0] for part in shown.split(word)]
-    assert word in told and len(inside) == 7 and all(text in part for text, part in zip(texts, inside[1::2]))
+    assert (
+        word in told
+        and len(inside) == 7
+        and all(text in part for text, part in zip(texts, inside[1::2]))
+    )
     lines = shown.splitlines()
     assert lines.count(f"</{title} {word}>") == 1 and lines.index("The winner is A.") < lines.index(
         f"</{title} {word}>"

@@ -57,11 +57,17 @@ def run(actors, rollout):
     logprobs, _, values = actors(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])
     (logprobs.sin() + values.cos())[rollout.mask].sum().backward()
     gradients = {name: p.grad for name, p in actors.named_parameters() if p.grad is not None}
-    return {"logprobs": logprobs.detach()[rollout.mask], "values": values.detach()[rollout.mask]} | gradients
+    return {
+        "logprobs": logprobs.detach()[rollout.mask],
+        "values": values.detach()[rollout.mask],
+    } | gradients
 
 
 def whole(backbone, kept, tokens, attention_mask):
-    inputs = {"attention_mask": attention_mask, "position_ids": actor_critic.position_ids(attention_mask)}
+    inputs = {
+        "attention_mask": attention_mask,
+        "position_ids": actor_critic.position_ids(attention_mask),
+    }
     return backbone(input_ids=tokens, **inputs, use_cache=False).last_hidden_state[:, -kept:]
 
 
@@ -87,7 +93,9 @@ def test_layers_run_at_few_positions(actors, rollout):
     for module, layer in models.named_modules():
         if module.endswith(".mlp"):
             seen = widths[module.split(".")[-2]]
-            layer.register_forward_hook(lambda _, args, out, seen=seen: seen.append(args[0].shape[1]))
+            layer.register_forward_hook(
+                lambda _, args, out, seen=seen: seen.append(args[0].shape[1])
+            )
         if module.endswith(".0.self_attn"):
             layer.register_forward_pre_hook(
                 lambda _, args, given: masks.append(given["attention_mask"]), with_kwargs=True
@@ -99,7 +107,9 @@ def test_layers_run_at_few_positions(actors, rollout):
     width = read.shape[1]
     assert longest < width
     assert widths == (
-        {"0": [longest] * 2, "1": [longest - first] * 2} if name in PLAIN else dict.fromkeys("01", [width] * 2)
+        {"0": [longest] * 2, "1": [longest - first] * 2}
+        if name in PLAIN
+        else dict.fromkeys("01", [width] * 2)
     )
     assert name not in PLAIN[:3] or masks == [None, None]  # others have windows
 
@@ -112,9 +122,13 @@ def test_recomputation_changes_no_number(actors, rollout):
         checkpoint_activations(role.model)
     for module, layer in models.policy.named_modules():
         if module.endswith(".mlp"):
-            layer.register_forward_pre_hook(lambda *_, module=module: runs.append(module.split(".")[-2]))
+            layer.register_forward_pre_hook(
+                lambda *_, module=module: runs.append(module.split(".")[-2])
+            )
     found = run(models, rollout)
-    assert right.keys() == found.keys() and all(torch.equal(found[key], right[key]) for key in right)
+    assert right.keys() == found.keys() and all(
+        torch.equal(found[key], right[key]) for key in right
+    )
     assert runs.count("0") == 2 and runs.count("1") == (1 if name in PLAIN else 2)
 
 

@@ -41,7 +41,16 @@ CASES = [
     (3, {"value_target": "macro", "sigma": "position"}, {}),
     (5, {"value_target": "macro", "sigma": "unit"}, {"cliprange_value": 0.0}),
     (3, {"reward_pooling": "mean"}, {"score_clip": 2.5}),
-    (5, {"reward_pooling": "mean", "sigma": "position_reversed", "ratio": "macro", "value_target": "macro"}, {}),
+    (
+        5,
+        {
+            "reward_pooling": "mean",
+            "sigma": "position_reversed",
+            "ratio": "macro",
+            "value_target": "macro",
+        },
+        {},
+    ),
     (4, {"rho": 0.7}, {"gamma": 0.9, "lam": 0.5, "objective": "k3"}),
     (3, {"sigma": "start"}, {"objective": "vapo=0.4"}),
     (1, {}, {"objective": "vc_ppo", "lam": 0.7}),
@@ -61,7 +70,9 @@ def test_one_update_is_the_equations(moved, batch, n, how, ppo):
     assert row["value_loss"] == pytest.approx(value_loss.item(), rel=TIGHT)
     assert far(grads, plain_grads(policy_loss, policy)) < TIGHT
     assert far(critic_grads, plain_grads(value_loss, critic)) < TIGHT
-    assert row["policy_grad_norm"] == pytest.approx(torch.cat([g.flatten() for g in grads]).norm().item(), rel=1e-5)
+    assert row["policy_grad_norm"] == pytest.approx(
+        torch.cat([g.flatten() for g in grads]).norm().item(), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("objective", ["sae", "sae,vc_ppo=0.8", "vapo=0.9,sae"])
@@ -89,7 +100,8 @@ def test_lam_at_borders_over_tokens(moved, batch, objective):
     policy_loss, value_loss, *_ = plain_losses(*given, made=estimates)
     assert far(grads, plain_grads(policy_loss, policy)) < TIGHT
     assert far(critic_grads, plain_grads(value_loss, critic)) < TIGHT
-    lengths = [*chain(*cut(batch, 3))]  # the metrics are those of macro actions, not of single tokens
+    # the metrics are those of macro actions, not of single tokens
+    lengths = [*chain(*cut(batch, 3))]
     assert row["macro_length"] == pytest.approx(sum(lengths) / len(lengths))
     assert row["macro_actions"] == pytest.approx(len(lengths) / len(batch))
 
@@ -110,7 +122,9 @@ def test_n_1_is_token_level_ppo(moved, batch):
         theirs = batch.ref_logprobs[i][batch.mask[i]].double()
         advantage, following, last = 0.0, 0.0, len(ours) - 1
         for t in reversed(range(len(ours))):
-            r = -BETA * (ours[t].item() - theirs[t]) + (float(batch.scores[i]) if t == last else 0.0)
+            r = -BETA * (ours[t].item() - theirs[t]) + (
+                float(batch.scores[i]) if t == last else 0.0
+            )
             guess = guesses[t].item()
             advantage = r + following - guess + 0.95 * advantage
             policy_loss = policy_loss - (ours[t] - ours[t].detach()).exp() * advantage
@@ -126,7 +140,11 @@ def test_n_1_is_token_level_ppo(moved, batch):
 @pytest.mark.parametrize("how", [MacroConfig(), MacroConfig(ratio="macro", value_target="macro")])
 @pytest.mark.parametrize("ppo", [{}, {"num_ppo_epochs": 2}, {"whiten": True}])
 def test_micro_batches_change_nothing(base, sft, rm, moved, batch, how, ppo):
-    macro, start, results = RandomizedNGram(seed=1)(batch.mask), copy.deepcopy(trainables(moved)), []
+    macro, start, results = (
+        RandomizedNGram(seed=1)(batch.mask),
+        copy.deepcopy(trainables(moved)),
+        [],
+    )
     for size in (1, 2, 4, 6):
         restore(moved, start)
         made = learner(moved, options(micro_batch_size=size, **ppo), how)
@@ -139,7 +157,8 @@ def test_micro_batches_change_nothing(base, sft, rm, moved, batch, how, ppo):
         for name in NAMES:
             assert far(grads[name], whole[0][name]) < TIGHT
             moves = [[w - s for w, s in zip(x[name], start[name])] for x in (weights, whole[1])]
-            assert far(*moves) < 2e-3  # Adam's first step is a sign, which rounding may turn where a gradient is ~0
+            # Adam's first step is a sign, which rounding may turn where a gradient is ~0
+            assert far(*moves) < 2e-3
         assert row == pytest.approx(whole[2], rel=1e-4, abs=1e-5)
 
 
@@ -165,10 +184,15 @@ def test_an_objective_of_the_users_own_sees_all_responses(moved, batch):
 
 def test_second_epoch_keeps_old_values_and_advantages(moved, batch):
     """At both steps the gradients are those of the clipped losses with old log-probabilities from before the first."""
-    how, ppo = MacroConfig(), options(num_ppo_epochs=2, policy_learning_rate=0.02, critic_learning_rate=0.02)
+    how, ppo = (
+        MacroConfig(),
+        options(num_ppo_epochs=2, policy_learning_rate=0.02, critic_learning_rate=0.02),
+    )
     row, steps = update(moved, batch, ppo, how)
     old, estimates, parts = None, None, cut(batch, 3)
-    for (grads, policy), (critic_grads, critic) in zip(steps["policy"], steps["critic"], strict=True):
+    for (grads, policy), (critic_grads, critic) in zip(
+        steps["policy"], steps["critic"], strict=True
+    ):
         losses = plain_losses((policy, critic), batch, parts, how, ppo, old, estimates)
         old, estimates = losses[2:]
         assert far(grads, plain_grads(losses[0], policy)) < 2 * TIGHT
@@ -177,8 +201,12 @@ def test_second_epoch_keeps_old_values_and_advantages(moved, batch):
 
 
 @pytest.mark.parametrize("num_mini_batches, epochs", [(2, 1), (3, 2), (4, 1), (6, 1), (9, 1)])
-def test_minibatches_are_optimizer_steps_over_every_response(moved, batch, num_mini_batches, epochs):
-    made = learner(moved, options(num_mini_batches=num_mini_batches, num_ppo_epochs=epochs, micro_batch_size=6))
+def test_minibatches_are_optimizer_steps_over_every_response(
+    moved, batch, num_mini_batches, epochs
+):
+    made = learner(
+        moved, options(num_mini_batches=num_mini_batches, num_ppo_epochs=epochs, micro_batch_size=6)
+    )
     seen = []  # the responses of each pass: the one for old outputs, then the steps
 
     def keep(_, given):
@@ -201,7 +229,10 @@ def test_whitened_advantages(moved, batch):
     (grads, policy), (_, critic) = steps["policy"][0], steps["critic"][0]
     *_, estimates = plain_losses((policy, critic), batch, cut(batch, 3), how, ppo)
     flat = torch.tensor([x for gains, _ in estimates for x in gains], dtype=torch.float64)
-    white = [([(x - flat.mean()) / flat.std(correction=0) for x in gains], returns) for gains, returns in estimates]
+    white = [
+        ([(x - flat.mean()) / flat.std(correction=0) for x in gains], returns)
+        for gains, returns in estimates
+    ]
     loss, *_ = plain_losses((policy, critic), batch, cut(batch, 3), how, ppo, made=white)
     assert far(grads, plain_grads(loss, policy)) < TIGHT
     assert row["advantage_rms"] == pytest.approx(1.0, rel=1e-5)
@@ -214,7 +245,9 @@ def test_whitened_advantages(moved, batch):
 def test_wrong_reference_is_found_at_the_first_update(roles, batch, epochs):
     nudge(roles.policy, 8, 0.2)
     with pytest.raises(InputError, match="does not start from the reference"):
-        learner(roles, options(num_ppo_epochs=epochs), started=False).learn(batch, FixedNGram(3)(batch.mask))
+        learner(roles, options(num_ppo_epochs=epochs), started=False).learn(
+            batch, FixedNGram(3)(batch.mask)
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -229,7 +262,8 @@ def test_dead_optimizer_is_found_at_the_first_update(roles, batch, name):
 
 
 def test_metrics_against_loops(moved, batch):
-    how, ppo = MacroConfig(reward_pooling="mean"), options(score_clip=1.0)  # scores are recorded as they were given
+    # scores are recorded as they were given
+    how, ppo = MacroConfig(reward_pooling="mean"), options(score_clip=1.0)
     row, steps = update(moved, batch, ppo, how)
     models, parts = (steps["policy"][0][1], steps["critic"][0][1]), cut(batch, 3)
     with torch.no_grad():
@@ -253,13 +287,15 @@ def test_metrics_against_loops(moved, batch):
         "macro_actions": steps_ / 6,
         "macro_length": tokens / steps_,
         "effective_kl_coef": BETA / (tokens / steps_),
-        "explained_variance": 1 - (flat(gaps).var(correction=0) / flat(returns).var(correction=0)).item(),
+        "explained_variance": 1
+        - (flat(gaps).var(correction=0) / flat(returns).var(correction=0)).item(),
         "advantage_norm": sum(math.sqrt(sum(x * x for x in a)) for a, _ in estimates) / 6,
         "q_norm": sum(math.sqrt(sum(x * x for x in q)) for _, q in estimates) / 6,
         "advantage_rms": math.sqrt(sum(x * x for a, _ in estimates for x in a) / steps_),
         "q_rms": math.sqrt(sum(x * x for _, q in estimates for x in q) / steps_),
     }
-    expected |= critic_by_loops(values, batch.scores.clamp(-1.0, 1.0).tolist())  # the critic learns what is trained on
+    # the critic learns what is trained on
+    expected |= critic_by_loops(values, batch.scores.clamp(-1.0, 1.0).tolist())
     assert {k: row[k] for k in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
@@ -270,7 +306,9 @@ def critic_by_loops(values, scores):
     for name, quarters in [("", range(4)), *((f"_q{q + 1}", [q]) for q in range(4))]:
         some = [(s, s - v) for quarter, s, v in pairs if quarter in quarters]
         varies = statistics.pvariance([s for s, _ in some])
-        explained[f"score_explained_variance{name}"] = 1 - statistics.pvariance([e for _, e in some]) / varies
+        explained[f"score_explained_variance{name}"] = (
+            1 - statistics.pvariance([e for _, e in some]) / varies
+        )
     jumps = [(b - a) ** 2 for row in values for a, b in pairwise(row)]
     change = [row[-1] - row[0] for row in values]
     seen = statistics.covariance(change, scores) / statistics.variance(scores)

@@ -36,20 +36,39 @@ def work_of(fits, tried, message=MEMORY):
 def test_half_as_many_until_they_fit(size, fits, share, sizes, capsys):
     tried, undone = [], []
     result, done = with_less_memory(
-        work_of(fits, tried), size, "--size {}", share=share, start_over=lambda: undone.append(tried[-1])
+        work_of(fits, tried),
+        size,
+        "--size {}",
+        share=share,
+        start_over=lambda: undone.append(tried[-1]),
     )
-    assert tried == sizes and done == sizes[-1] and result == f"done with {done}" and undone == sizes[:-1]
+    assert (
+        tried == sizes
+        and done == sizes[-1]
+        and result == f"done with {done}"
+        and undone == sizes[:-1]
+    )
     said = "".join(capsys.readouterr()).splitlines()
-    assert said == [f"out of memory with --size {a}: {b} from here on" for a, b in itertools.pairwise(sizes)]
+    assert said == [
+        f"out of memory with --size {a}: {b} from here on" for a, b in itertools.pairwise(sizes)
+    ]
     assert GradientState().sync_gradients
 
 
 @pytest.mark.parametrize(
     ("size", "alone", "parts"),
-    [(1, True, ["with --size 1: shorten"]), (1, False, ["with --size 1: shorten"]), (8, False, ["--size 8: give 4"])],
+    [
+        (1, True, ["with --size 1: shorten"]),
+        (1, False, ["with --size 1: shorten"]),
+        (8, False, ["--size 8: give 4"]),
+    ],
 )
 def test_one_row_that_does_not_fit_and_processes_that_wait_end_in_a_line(size, alone, parts):
-    fails(lambda: with_less_memory(work_of(0, []), size, "--size {}", alone=alone), "out of memory", *parts)
+    fails(
+        lambda: with_less_memory(work_of(0, []), size, "--size {}", alone=alone),
+        "out of memory",
+        *parts,
+    )
     assert GradientState().sync_gradients
 
 
@@ -58,7 +77,9 @@ def test_another_error_is_raised_as_it_is():
         with_less_memory(work_of(0, [], "mat1 and mat2 shapes cannot be multiplied"), 4, "{}")
 
 
-@pytest.mark.parametrize(("count", "size", "fits"), [(0, 4, 4), (7, 4, 4), (7, 4, 1), (7, 9, 3), (5, 2, 1)])
+@pytest.mark.parametrize(
+    ("count", "size", "fits"), [(0, 4, 4), (7, 4, 4), (7, 4, 1), (7, 9, 3), (5, 2, 1)]
+)
 def test_batches_cover_all_rows_once_in_order(count, size, fits):
     def work(rows):
         if rows.stop - rows.start > fits:

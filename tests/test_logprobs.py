@@ -73,7 +73,11 @@ def make(n=6, vocabulary=13, width=5, bias=True, seed=0, dtype=torch.float32):
 def loop(hidden, head, targets, temperature, softcap, weights):
     """One token at a time in float64, gradients of Σ weights·logp by hand: d logp / dz_j = 1[j = target] - p_j."""
     h, W = hidden.detach().double(), head.weight.detach().double()
-    b = head.bias.detach().double() if head.bias is not None else torch.zeros(len(W), dtype=torch.float64)
+    b = (
+        head.bias.detach().double()
+        if head.bias is not None
+        else torch.zeros(len(W), dtype=torch.float64)
+    )
     out, spread, dh, dW, db = [], [], torch.zeros_like(h), torch.zeros_like(W), torch.zeros_like(b)
     for i, target in enumerate(targets.tolist()):
         z = [float(W[v] @ h[i]) + float(b[v]) for v in range(len(W))]
@@ -97,7 +101,13 @@ def run(hidden, head, targets, temperature, softcap, weights):
     head.zero_grad()
     logp, entropy = from_hidden(hidden, head, targets, temperature, softcap)
     (logp * weights).sum().backward()
-    return logp, entropy, hidden.grad, head.weight.grad, None if head.bias is None else head.bias.grad
+    return (
+        logp,
+        entropy,
+        hidden.grad,
+        head.weight.grad,
+        None if head.bias is None else head.bias.grad,
+    )
 
 
 def assert_near(ours, theirs, size=1e-5):
@@ -105,7 +115,9 @@ def assert_near(ours, theirs, size=1e-5):
     for a, b in zip(ours, theirs):
         if a is not None:
             allowed = size * max(float(b.detach().abs().max()), 1)
-            torch.testing.assert_close(a.detach().double(), b.detach().double(), rtol=0, atol=allowed)
+            torch.testing.assert_close(
+                a.detach().double(), b.detach().double(), rtol=0, atol=allowed
+            )
 
 
 # -- the function -----------------------------------------------------------------------------------------------------
@@ -122,7 +134,9 @@ def assert_near(ours, theirs, size=1e-5):
     bias=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_values_and_gradients_are_those_of_a_loop(n, vocabulary, width, columns, temperature, softcap, bias, seed):
+def test_values_and_gradients_are_those_of_a_loop(
+    n, vocabulary, width, columns, temperature, softcap, bias, seed
+):
     """Any shape, in tiles of so many columns of the vocabulary or (None) at once."""
     hidden, head, targets = make(n, vocabulary, width, bias, seed)
     weights = torch.linspace(-1, 1, n)
@@ -143,7 +157,9 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         made = out if isinstance(out, tuple | list) else [out]
-        self.largest = max([self.largest, *(x.numel() for x in made if isinstance(x, torch.Tensor))])
+        self.largest = max(
+            [self.largest, *(x.numel() for x in made if isinstance(x, torch.Tensor))]
+        )
         return out
 
 
@@ -159,7 +175,8 @@ def test_no_tensor_grows_with_tokens_times_vocabulary():
     with tiles(2**12):
         for n, vocabulary in ((64, 1000), (128, 1000), (64, 2000), (256, 2000)):
             for frozen in (True, False):
-                allowed = max(2**12, 4 * vocabulary, 4 * n)  # a tile, the head's gradient, the hidden states' gradient
+                # a tile, the head's gradient, the hidden states' gradient
+                allowed = max(2**12, 4 * vocabulary, 4 * n)
                 assert watch(n, vocabulary, frozen).largest <= allowed < n * vocabulary
 
 
@@ -178,14 +195,19 @@ MODELS = {  # and whether the library may make their logits from the head's weig
     "gpt2": (lambda: build(GPT2LMHeadModel, GPT2Config, n_layer=1), True),
     "granite": (lambda: build(GraniteForCausalLM, GraniteConfig, logits_scaling=8.0), False),
     "cohere": (lambda: build(CohereForCausalLM, CohereConfig, logit_scale=0.3), False),
-    "opt": (lambda: build(OPTForCausalLM, OPTConfig, ffn_dim=48, word_embed_proj_dim=16, dropout=0.0), False),
+    "opt": (
+        lambda: build(OPTForCausalLM, OPTConfig, ffn_dim=48, word_embed_proj_dim=16, dropout=0.0),
+        False,
+    ),
 }
 
 
 def plain(model, temperature=1.0, length=LENGTH):
     """Log-probabilities and entropy from the model's own logits, in float64 from there."""
     positions = (MASK.cumsum(-1) - 1).clamp(min=0)
-    logits = model(input_ids=TOKENS, attention_mask=MASK, position_ids=positions, use_cache=False).logits
+    logits = model(
+        input_ids=TOKENS, attention_mask=MASK, position_ids=positions, use_cache=False
+    ).logits
     log_p = (logits[:, -length - 1 : -1].double() / temperature).log_softmax(-1)
     return log_p.gather(-1, TOKENS[:, -length:, None]).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
 
@@ -218,10 +240,13 @@ def test_only_a_plain_linear_head_is_read():
 
 
 @pytest.mark.parametrize(
-    "config", [LoraConfig(target_modules=["q_proj", "lm_head"]), LoraConfig(modules_to_save=["lm_head"])]
+    "config",
+    [LoraConfig(target_modules=["q_proj", "lm_head"]), LoraConfig(modules_to_save=["lm_head"])],
 )
 def test_a_head_with_an_adapter_is_called_with_it(config):
-    model = nudge(get_peft_model(build(Gemma2ForCausalLM, Gemma2Config, tie_word_embeddings=False), config), 1)
+    model = nudge(
+        get_peft_model(build(Gemma2ForCausalLM, Gemma2Config, tie_word_embeddings=False), config), 1
+    )
     role = PolicyModel(model)
     with tiles(64):
         ours, expected = role(TOKENS, MASK, LENGTH), plain(model)
@@ -252,7 +277,9 @@ def by_model(model, temperature=0.8):
 
 def whole():
     """Full fine-tuning: embeddings and head are one weight, with gradients from both."""
-    return build(Gemma2ForCausalLM, Gemma2Config, final_logit_softcapping=4.0, attn_implementation="eager")
+    return build(
+        Gemma2ForCausalLM, Gemma2Config, final_logit_softcapping=4.0, attn_implementation="eager"
+    )
 
 
 def adapted():
@@ -266,7 +293,9 @@ def test_gradients_of_the_role_are_the_model_s(make_model, size):
     ours, expected = gradients(PolicyModel(model), size), by_model(model)
     assert ours.keys() == expected.keys() and ours
     for name, gradient in expected.items():
-        torch.testing.assert_close(ours[name], gradient, rtol=0, atol=1e-5 * float(gradient.abs().max()), msg=name)
+        torch.testing.assert_close(
+            ours[name], gradient, rtol=0, atol=1e-5 * float(gradient.abs().max()), msg=name
+        )
     assert any(g.abs().max() > 1e-3 for g in expected.values())
     tied = [name for name in ours if "embed_tokens" in name]
     assert len(tied) == (make_model is whole) and not any("lm_head" in name for name in ours)

@@ -9,7 +9,18 @@ import pandas
 import pytest
 import torch
 from conftest import fails, nudge
-from small_runs import PROMPTS, build, early_letters, run_child, same, start, state, timeless, wait, watch
+from small_runs import (
+    PROMPTS,
+    build,
+    early_letters,
+    run_child,
+    same,
+    start,
+    state,
+    timeless,
+    wait,
+    watch,
+)
 
 from marlhf_lite.macro import FixedNGram, MacroActions
 from marlhf_lite.models.loading import build_models
@@ -76,8 +87,14 @@ def test_an_update_that_is_not_finite_is_left_out(make, run, fault):
     spoil(trainer, fault, (1, 3))
     states = watch(trainer, lambda: state(trainer))
     assert [row["skipped_steps"] for row in trainer.train()] == [1, 0, 1, 0, 0]
-    lost = [row["policy_grad_norm"] is None or row["critic_grad_norm"] is None for row in run.metrics()]
-    assert [same(*pair) for pair in itertools.pairwise(states)] == lost == [True, False, True, False, False]
+    lost = [
+        row["policy_grad_norm"] is None or row["critic_grad_norm"] is None for row in run.metrics()
+    ]
+    assert (
+        [same(*pair) for pair in itertools.pairwise(states)]
+        == lost
+        == [True, False, True, False, False]
+    )
     assert {int(moments["step"]) for moments in trainer.optimizer.state.values()} == {3}
 
 
@@ -87,13 +104,18 @@ def test_several_in_a_row_stop_the_run_and_say_where(make, run, fault):
     spoil(trainer, fault, range(2, 10))
     states = watch(trainer, lambda: state(trainer))
     fails(trainer.train, "3 updates in a row were not finite and were left out", "_grad_norm")
-    assert len(run.metrics()) == 3 and same(states[1], states[-1]) and trainer.checkpoints.updates() == [2, 3]
+    assert (
+        len(run.metrics()) == 3
+        and same(states[1], states[-1])
+        and trainer.checkpoints.updates() == [2, 3]
+    )
 
 
 @pytest.mark.parametrize(
     ("several", "bad", "steps"),
     [
-        ({"num_ppo_epochs": 2}, 3, 2),  # old log-probabilities spoil every step, though the second pass is right
+        # old log-probabilities spoil every step, though the second pass is right
+        ({"num_ppo_epochs": 2}, 3, 2),
         ({"num_mini_batches": 2}, 5, 3),  # one step of two
     ],
 )
@@ -108,7 +130,9 @@ def test_one_bad_pass_of_several(make, several, bad, steps, monkeypatch):
 
     trainer.models.policy.register_forward_hook(hook)
     first, second = (row["skipped_steps"] for row in trainer.train())
-    assert first == 0 < second and {int(moments["step"]) for moments in trainer.optimizer.state.values()} == {steps}
+    assert first == 0 < second and {
+        int(moments["step"]) for moments in trainer.optimizer.state.values()
+    } == {steps}
 
 
 def test_counted_over_a_restart(make, base, sft, rm, tokenizer, run):
@@ -133,7 +157,9 @@ def test_a_failed_check_on_the_gpu_names_its_likely_cause(make, run):
 
     def generator(*args):
         asked.append(args)
-        raise torch.AcceleratorError("CUDA error: device-side assert triggered\nCUDA kernel errors might come late")
+        raise torch.AcceleratorError(
+            "CUDA error: device-side assert triggered\nCUDA kernel errors might come late"
+        )
 
     fails(make(run, sampler=generator).train, "probabilities are not finite", "lower learning rate")
     assert len(asked) == 1
@@ -142,7 +168,9 @@ def test_a_failed_check_on_the_gpu_names_its_likely_cause(make, run):
 # -- responses and rewards of anybody ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("n", "how"), [(1, {"num_ppo_epochs": 2}), (3, {}), (math.inf, {"whiten": True})])
+@pytest.mark.parametrize(
+    ("n", "how"), [(1, {"num_ppo_epochs": 2}), (3, {}), (math.inf, {"whiten": True})]
+)
 @pytest.mark.parametrize("never", [True, False])
 def test_all_responses_are_as_long_as_can_be_or_eos_alone(make, tokenizer, how, n, never):
     """A model never writes EOS, or at once."""
@@ -157,7 +185,9 @@ def test_all_responses_are_as_long_as_can_be_or_eos_alone(make, tokenizer, how, 
             handle.remove()
 
     for row in make(sampler=generator, termination=FixedNGram(n), updates=2, **how).train():
-        assert (row["eos_rate"], row["response_length"], row["skipped_steps"]) == ((0, 6, 0) if never else (1, 1, 0))
+        assert (row["eos_rate"], row["response_length"], row["skipped_steps"]) == (
+            (0, 6, 0) if never else (1, 1, 0)
+        )
         assert math.isfinite(row["policy_loss"]) and math.isfinite(row["value_loss"])
 
 
@@ -211,7 +241,9 @@ def test_a_reward_that_is_wrong_is_named(make, run, function, named):
     assert run.metrics() == [] and same(before, state(trainer))
 
 
-@pytest.mark.parametrize("kind", [list, tuple, torch.tensor, lambda x: (s for s in x), lambda x: map(int, x)])
+@pytest.mark.parametrize(
+    "kind", [list, tuple, torch.tensor, lambda x: (s for s in x), lambda x: map(int, x)]
+)
 def test_numbers_of_any_kind_will_do(make, kind):
     row = make(reward=FunctionReward(lambda p, r: kind([1, 2, 3, 4])), updates=1).train()[0]
     assert row["score_mean"] == 2.5
@@ -249,10 +281,16 @@ def test_a_function_of_the_user_gets_copies(make, reward):
     before, scored = rollout.copy(), trainer.score(rollout)
     macro_actions = trainer.segment(scored)
     for name, x in vars(before).items():
-        assert torch.equal(x, getattr(rollout, name)) if torch.is_tensor(x) else x == getattr(rollout, name), name
+        assert (
+            torch.equal(x, getattr(rollout, name))
+            if torch.is_tensor(x)
+            else x == getattr(rollout, name)
+        ), name
     letters = early_letters(before.prompts, before.responses)
     assert scored.gold.tolist() == pytest.approx(letters)
-    assert scored.scores.tolist() == pytest.approx(letters if isinstance(reward, FunctionReward) else lengths(before))
+    assert scored.scores.tolist() == pytest.approx(
+        letters if isinstance(reward, FunctionReward) else lengths(before)
+    )
     assert macro_actions.spans() == rule(before.mask, before.response_ids).spans()
 
 

@@ -47,7 +47,9 @@ def test_batches_without_tokens(shape):
     for macro in (
         MacroActions.from_ids(torch.full(shape, -1)),
         MacroActions.from_lengths([[]] * shape[0], shape[1]),
-        MacroActions.from_starts(torch.ones(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)),
+        MacroActions.from_starts(
+            torch.ones(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
+        ),
     ):
         assert macro.lengths.shape == macro.mask.shape == (shape[0], 0)
         assert macro.spans() == [[]] * shape[0]
@@ -71,11 +73,18 @@ def test_sum_pool_broadcast_match_loops(seed):
     torch.testing.assert_close(macro.sum(batch.values).double(), expected, rtol=1e-6, atol=1e-6)
     for sigma in ref.SIGMAS:
         expected = ref.padded([ref.pool(x, n, sigma) for x, n in zip(rows, batch.parts)], S)
-        torch.testing.assert_close(macro.pool(batch.values, sigma).double(), expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(
+            macro.pool(batch.values, sigma).double(), expected, rtol=1e-6, atol=1e-6
+        )
         weights = [[w for k in n for w in ref.sigma_weights(k, sigma)] for n in batch.parts]
-        torch.testing.assert_close(macro.weights(sigma).double(), batch.on_mask(weights), rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(
+            macro.weights(sigma).double(), batch.on_mask(weights), rtol=1e-6, atol=1e-7
+        )
     y = batch.steps()
-    expected = [[v for v, k in zip(row, n) for _ in range(k)] for row, n in zip(ref.valid(y, batch.parts), batch.parts)]
+    expected = [
+        [v for v, k in zip(row, n) for _ in range(k)]
+        for row, n in zip(ref.valid(y, batch.parts), batch.parts)
+    ]
     assert torch.equal(macro.broadcast(y).double(), batch.on_mask(expected))
     assert torch.equal(macro.broadcast(macro.lengths).gt(0), macro.token_mask)
     assert macro.broadcast(macro.mask).dtype == torch.bool
@@ -90,13 +99,17 @@ def test_weights_sum_to_one_and_sums_keep_the_total(lists, sigma, seed):
     kept = x.masked_fill(~macro.token_mask, 0.0)
     torch.testing.assert_close(macro.sum(x).sum(1), kept.sum(1), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(macro.pool(torch.ones_like(x), sigma), macro.mask.float())
-    torch.testing.assert_close(macro.sum(macro.broadcast(macro.sum(x))), macro.sum(x) * macro.lengths)
+    torch.testing.assert_close(
+        macro.sum(macro.broadcast(macro.sum(x))), macro.sum(x) * macro.lengths
+    )
 
 
 def test_select_keeps_width_and_to_keeps_all():
     macro = MacroActions.from_lengths([[2, 3], [1], []], T=6)
     one = macro.select([1])
-    assert one.spans() == [[(0, 1)]] and one.lengths.tolist() == [[1, 0]] and one.ids.shape == (1, 6)
+    assert (
+        one.spans() == [[(0, 1)]] and one.lengths.tolist() == [[1, 0]] and one.ids.shape == (1, 6)
+    )
     assert macro.select(slice(0, 2)).spans() == macro.spans()[:2]
     assert macro.select(torch.tensor([2, 0])).spans() == [[], [(0, 2), (2, 5)]]
     assert same(macro.to("cpu"), macro)
@@ -112,7 +125,11 @@ def test_select_keeps_width_and_to_keeps_all():
 def test_describe_matches_a_loop(lists, tail):
     got = describe(MacroActions.from_lengths(lists, max(map(sum, lists), default=0) + tail))
     flat = [n for row in lists for n in row]
-    assert got["responses"] == len(lists) and got["tokens"] == sum(flat) and got["macro_actions"] == len(flat)
+    assert (
+        got["responses"] == len(lists)
+        and got["tokens"] == sum(flat)
+        and got["macro_actions"] == len(flat)
+    )
     assert got["macro_actions_per_response"] == (len(flat) / len(lists) if lists else 0)
     assert got["mean_length"] == (sum(flat) / len(flat) if flat else 0)
     assert got["single_share"] == (flat.count(1) / len(flat) if flat else 0)

@@ -42,8 +42,14 @@ REFUSED = [
     (lambda: MacroActions.from_starts(MASK[:, :2], MASK), "starts"),
     (lambda: MacroActions.from_starts(MASK, MASK.long()), "mask"),
     (lambda: check_segmentation(MACRO.ids, MASK), "termination rule"),
-    (lambda: check_segmentation(MacroActions.from_lengths([[3], [1]]), MASK), "response 1 has 2 tokens"),
-    (lambda: check_segmentation(MacroActions.from_lengths([[3], [1, 2]]), MASK), "response 1 has 2 tokens"),
+    (
+        lambda: check_segmentation(MacroActions.from_lengths([[3], [1]]), MASK),
+        "response 1 has 2 tokens",
+    ),
+    (
+        lambda: check_segmentation(MacroActions.from_lengths([[3], [1, 2]]), MASK),
+        "response 1 has 2 tokens",
+    ),
     (lambda: check_segmentation(MacroActions.from_lengths([[3]]), MASK), "ids"),
     (lambda: MACRO.sum(torch.zeros(2, 4)), "x"),
     (lambda: MACRO.pool(X, "mean"), "sigma"),

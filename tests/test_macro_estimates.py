@@ -6,7 +6,15 @@ import pytest
 import reference_macro as ref
 import torch
 
-from marlhf_lite.macro import MacroActions, adaptive_lam, border_lam, gae, kl_rewards, macro_rewards, whiten
+from marlhf_lite.macro import (
+    MacroActions,
+    adaptive_lam,
+    border_lam,
+    gae,
+    kl_rewards,
+    macro_rewards,
+    whiten,
+)
 
 NAN = math.nan
 POOLS = [{"pooling": "mean", "sigma": sigma} for sigma in ref.SIGMAS]
@@ -18,20 +26,36 @@ def test_rewards_match_loops(seed, options):
     batch = ref.Batch(seed)
     macro = MacroActions.from_starts(ref.starts(batch.parts, batch.mask), batch.mask)
     r = kl_rewards(batch.old_logprobs, batch.ref_logprobs, batch.mask, 0.05)
-    scores = batch.scores.masked_fill(torch.tensor(batch.counts) == 0, NAN)  # the score of nothing is not used
+    # the score of nothing is not used
+    scores = batch.scores.masked_fill(torch.tensor(batch.counts) == 0, NAN)
     got = macro_rewards(r, scores, macro, **options)
-    rows = zip(batch.rows(batch.old_logprobs), batch.rows(batch.ref_logprobs), batch.scores.double(), batch.parts)
-    expected = [ref.rewards([-0.05 * (a - b) for a, b in zip(x, y)], s, n, **options) for x, y, s, n in rows]
-    torch.testing.assert_close(got.double(), ref.padded(expected, got.shape[1]), rtol=1e-6, atol=1e-6)
+    rows = zip(
+        batch.rows(batch.old_logprobs),
+        batch.rows(batch.ref_logprobs),
+        batch.scores.double(),
+        batch.parts,
+    )
+    expected = [
+        ref.rewards([-0.05 * (a - b) for a, b in zip(x, y)], s, n, **options) for x, y, s, n in rows
+    ]
+    torch.testing.assert_close(
+        got.double(), ref.padded(expected, got.shape[1]), rtol=1e-6, atol=1e-6
+    )
 
 
 def test_kl_rewards():
     mask = torch.tensor([[True, True, False], [False, False, False]])
     new, old = torch.full((2, 3), NAN), torch.full((2, 3), math.inf)
     new[0, :2], old[0, :2] = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
-    assert kl_rewards(new, old, mask, 0.1).tolist() == [pytest.approx([-0.05, 0.1, 0.0]), [0.0, 0.0, 0.0]]
+    assert kl_rewards(new, old, mask, 0.1).tolist() == [
+        pytest.approx([-0.05, 0.1, 0.0]),
+        [0.0, 0.0, 0.0],
+    ]
     k3 = [-0.1 * (math.exp(-d) - 1 + d) for d in (0.5, -1.0)]
-    assert kl_rewards(new, old, mask, 0.1, "k3").tolist() == [pytest.approx([*k3, 0.0]), [0.0, 0.0, 0.0]]
+    assert kl_rewards(new, old, mask, 0.1, "k3").tolist() == [
+        pytest.approx([*k3, 0.0]),
+        [0.0, 0.0, 0.0],
+    ]
     assert (kl_rewards(new, old, mask, 0) == 0).all()
     assert kl_rewards(new.bfloat16(), old.double(), mask, 0.1).dtype == torch.float32
 
@@ -42,17 +66,28 @@ def test_kl_rewards():
 def steps(counts, tail, seed):
     """Rewards, values with NaN on padding, and the mask."""
     g = torch.Generator().manual_seed(seed)
-    mask = torch.arange(max(counts, default=0) + tail) < torch.tensor(counts, dtype=torch.int64)[:, None]
-    return *(torch.randn(mask.shape, generator=g).masked_fill(~mask, math.nan) for _ in range(2)), mask
+    mask = (
+        torch.arange(max(counts, default=0) + tail)
+        < torch.tensor(counts, dtype=torch.int64)[:, None]
+    )
+    return *(
+        torch.randn(mask.shape, generator=g).masked_fill(~mask, math.nan) for _ in range(2)
+    ), mask
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.5, 0.95, 1.0])
 @pytest.mark.parametrize("gamma", [0.0, 0.9, 1.0])
-@pytest.mark.parametrize(("counts", "tail"), [([5, 1, 0, 3], 2), ([600, 1, 0, 599], 0), ([1], 0), ([0], 2)])
+@pytest.mark.parametrize(
+    ("counts", "tail"), [([5, 1, 0, 3], 2), ([600, 1, 0, 599], 0), ([1], 0), ([0], 2)]
+)
 def test_gae_matches_the_recursion(counts, tail, gamma, lam):
-    rewards, values, mask = steps(counts, tail, seed=sum(counts))  # tail 0: a row that fills the batch
+    # tail 0: a row that fills the batch
+    rewards, values, mask = steps(counts, tail, seed=sum(counts))
     advantages, returns = gae(rewards, values, mask, gamma, lam)
-    rows = [ref.gae(r[:n].tolist(), v[:n].tolist(), gamma, lam) for r, v, n in zip(rewards, values, counts)]
+    rows = [
+        ref.gae(r[:n].tolist(), v[:n].tolist(), gamma, lam)
+        for r, v, n in zip(rewards, values, counts)
+    ]
     S = mask.shape[1]
     for got, expected in ((advantages, [a for a, _ in rows]), (returns, [q for _, q in rows])):
         torch.testing.assert_close(got.double(), ref.padded(expected, S), rtol=2e-6, atol=1e-5)
@@ -67,7 +102,11 @@ def test_lam_at_borders_alone_counts_macro_actions():
     rewards = torch.zeros(3, 7)
     rewards[0, 5], rewards[1, 3] = 1.0, 1.0
     advantages, _ = gae(rewards, torch.zeros(3, 7), macro.token_mask, lam=lam)
-    assert advantages.tolist() == [[0.25, 0.25, 0.5, 0.5, 0.5, 1, 0], [1, 1, 1, 1, 0, 0, 0], [0] * 7]
+    assert advantages.tolist() == [
+        [0.25, 0.25, 0.5, 0.5, 0.5, 1, 0],
+        [1, 1, 1, 1, 0, 0, 0],
+        [0] * 7,
+    ]
     each = border_lam(macro, torch.tensor([[0.5], [0.25], [0.0]]))
     assert each[1].tolist() == [1, 1, 1, 0.25, 1, 1, 1]
 
@@ -94,7 +133,10 @@ def test_whiten_around_a_mean_that_is_no_float32():
     """The mean lies between two neighbours of 2^14; what its rounding leaves counts neither in mean nor in variance."""
     x = 2.0**14 + torch.tensor([[0.0, 29.0]]) * 2.0**-9
     torch.testing.assert_close(
-        whiten(x, torch.ones(1, 2, dtype=torch.bool)), torch.tensor([[-1.0, 1.0]]), rtol=1e-6, atol=0
+        whiten(x, torch.ones(1, 2, dtype=torch.bool)),
+        torch.tensor([[-1.0, 1.0]]),
+        rtol=1e-6,
+        atol=0,
     )
 
 
@@ -106,5 +148,6 @@ def test_whiten_of_equal_or_single_or_no_elements_is_zero(value):
     assert torch.equal(whiten(x[:1, :1], mask[:1, :1]), torch.zeros(1, 1))
     for shape in ((0, 0), (2, 3)):
         assert torch.equal(
-            whiten(torch.full(shape, math.nan), torch.zeros(shape, dtype=torch.bool)), torch.zeros(shape)
+            whiten(torch.full(shape, math.nan), torch.zeros(shape, dtype=torch.bool)),
+            torch.zeros(shape),
         )

@@ -20,7 +20,12 @@ def run(loss, x, *rest, **options):
     assert all(y.grad is None for y in others)
     assert value.dim() == 0 and value.dtype == torch.float32 and x.grad.isfinite().all()
     for stat in stats.values():
-        assert stat.dim() == 0 and not stat.requires_grad and stat.isfinite() and stat.dtype == torch.float32
+        assert (
+            stat.dim() == 0
+            and not stat.requires_grad
+            and stat.isfinite()
+            and stat.dtype == torch.float32
+        )
     return value.detach(), x.grad, stats
 
 
@@ -40,9 +45,13 @@ def test_policy_loss_matches_loops(seed, clip, ratio, mean):
     """Means over all terms, or over responses first, where empty ones do not count."""
     batch, macro = setup(seed)
     advantages, how = batch.steps(), {"clip": clip, "ratio": ratio, "mean": mean}
-    loss, grad, stats = run(policy_loss, batch.logprobs, batch.old_logprobs, advantages, macro, **how)
+    loss, grad, stats = run(
+        policy_loss, batch.logprobs, batch.old_logprobs, advantages, macro, **how
+    )
     leaf, new = batch.leaves(batch.logprobs)
-    rows = list(zip(new, batch.rows(batch.old_logprobs), ref.valid(advantages, batch.parts), batch.parts))
+    rows = list(
+        zip(new, batch.rows(batch.old_logprobs), ref.valid(advantages, batch.parts), batch.parts)
+    )
     terms = [ref.policy_terms(*row, clip, ratio) for row in rows]
     expected = ref.mean(terms, mean)
     expected.backward()
@@ -52,7 +61,11 @@ def test_policy_loss_matches_loops(seed, clip, ratio, mean):
 
     free = [t.detach() for row in rows for t in ref.policy_terms(*row, None, ratio)]
     kept = [t.detach() for row in terms for t in row]
-    logs = [a - b for n, o in zip(batch.rows(batch.logprobs), batch.rows(batch.old_logprobs)) for a, b in zip(n, o)]
+    logs = [
+        a - b
+        for n, o in zip(batch.rows(batch.logprobs), batch.rows(batch.old_logprobs))
+        for a, b in zip(n, o)
+    ]
     if ratio != "token":
         parts = [p for n in batch.parts for p in n]
         logs = [sum(p) / (len(p) if ratio == "macro_mean" else 1) for p in ref.split(logs, parts)]
@@ -74,7 +87,9 @@ def test_value_loss_matches_loops(seed, clip, target, sigma, mean):
     returns, how = batch.steps(), {"clip": clip, "target": target, "sigma": sigma, "mean": mean}
     loss, grad, stats = run(value_loss, batch.values, batch.old_values, returns, macro, **how)
     leaf, new = batch.leaves(batch.values)
-    rows = list(zip(new, batch.rows(batch.old_values), ref.valid(returns, batch.parts), batch.parts))
+    rows = list(
+        zip(new, batch.rows(batch.old_values), ref.valid(returns, batch.parts), batch.parts)
+    )
     terms = [ref.value_terms(*row, clip, target, sigma) for row in rows]
     expected = ref.mean(terms, mean)
     expected.backward()
@@ -106,7 +121,9 @@ def test_garbage_on_padding_changes_no_bit(garbage, level):
         tokens = (batch.logprobs, batch.old_logprobs, batch.values, batch.old_values)
         new, old, values, old_values = (filled(x, batch.mask, value) for x in tokens)
         yield run(policy_loss, new, old, filled(gains, macro.mask, value), macro, ratio=level)
-        yield run(value_loss, values, old_values, filled(goals, macro.mask, value), macro, target=level)
+        yield run(
+            value_loss, values, old_values, filled(goals, macro.mask, value), macro, target=level
+        )
 
     for dirty, tidy in zip(both(garbage), both(0.0)):
         assert torch.equal(dirty[0], tidy[0]) and torch.equal(dirty[1], tidy[1])
@@ -131,8 +148,11 @@ def test_far_log_ratios_do_not_overflow(ratio):
     new = torch.tensor([[0.0, -900.0, 0.0, 0.0]])
     old = torch.tensor([[-900.0, 0.0, -500.0, -500.0]])
     loss, _, _ = run(policy_loss, new, old, torch.tensor([[1.0, 1.0, 1.0]]), macro, ratio=ratio)
-    assert loss.item() == pytest.approx(-1.2 * (3 / 4 if ratio == "token" else 2 / 3), abs=1e-6)  # clipped at 1 + ε
-    loss, grad, _ = run(policy_loss, new, old, torch.tensor([[-1.0, -1.0, -1.0]]), macro, ratio=ratio)
+    # clipped at 1 + ε
+    assert loss.item() == pytest.approx(-1.2 * (3 / 4 if ratio == "token" else 2 / 3), abs=1e-6)
+    loss, grad, _ = run(
+        policy_loss, new, old, torch.tensor([[-1.0, -1.0, -1.0]]), macro, ratio=ratio
+    )
     assert torch.equal(grad, torch.zeros(1, 4))
 
 
@@ -143,8 +163,13 @@ def test_any_float_dtype_gives_the_float32_result(dtype, level):
     gains = batch.steps().to(dtype)
     new, old = batch.logprobs.to(dtype), batch.old_logprobs.to(dtype)
     values, old_values = batch.values.to(dtype), batch.old_values.to(dtype)
-    for loss, x, y, option in ((policy_loss, new, old, "ratio"), (value_loss, values, old_values, "target")):
+    for loss, x, y, option in (
+        (policy_loss, new, old, "ratio"),
+        (value_loss, values, old_values, "target"),
+    ):
         got, grad, _ = run(loss, x, y, gains, macro, **{option: level})
-        expected, expected_grad, _ = run(loss, x.float(), y.float(), gains.float(), macro, **{option: level})
+        expected, expected_grad, _ = run(
+            loss, x.float(), y.float(), gains.float(), macro, **{option: level}
+        )
         assert torch.equal(got, expected) and grad.dtype == dtype
         assert torch.equal(grad, expected_grad.to(dtype))

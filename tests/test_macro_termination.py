@@ -106,13 +106,19 @@ def test_randomized_depends_on_seed_and_step():
     two = [lengths_of(Shuffled(starts_124, seed=2)(mask, process=process)) for process in (0, 1)]
     assert two[0] == lengths_of(Shuffled(starts_124, seed=2)(mask)) != two[1]
     # seed and step are not interchangeable
-    assert lengths_of(RandomizedNGram(seed=1)(mask, step=2)) != lengths_of(RandomizedNGram(seed=2)(mask, step=1))
+    assert lengths_of(RandomizedNGram(seed=1)(mask, step=2)) != lengths_of(
+        RandomizedNGram(seed=2)(mask, step=1)
+    )
 
 
 def test_randomized_order_is_uniform():
     B, bag = 24_000, [2, 3, 5, 10]
     macro = RandomizedNGram()(torch.ones(B, 61, dtype=torch.bool))
-    assert macro.lengths.shape[1] == 13 and (macro.lengths.sum(1) == 61).all() and (macro.lengths[:, 12] == 1).all()
+    assert (
+        macro.lengths.shape[1] == 13
+        and (macro.lengths.sum(1) == 61).all()
+        and (macro.lengths[:, 12] == 1).all()
+    )
     for place in range(12):
         for n in bag:
             share = (macro.lengths[:, place] == n).float().mean().item()
@@ -165,7 +171,9 @@ def test_shuffled_does_what_its_rule_asks_for():
     rule = Counting()
     shuffled = Shuffled(rule)
     shuffled.check()
-    assert shuffled.needs_outputs and rule.called == ["check"] and shuffled.metrics() == {"calls": 1.0}
+    assert (
+        shuffled.needs_outputs and rule.called == ["check"] and shuffled.metrics() == {"calls": 1.0}
+    )
     assert not Shuffled(starts_124).needs_outputs
 
 
@@ -175,7 +183,11 @@ def test_shuffled_does_what_its_rule_asks_for():
 RULES = ("macro", "prefix", "token")
 # Few distinct values, so that equal ones, where a perplexity stays the same, are common.
 nlls = st.lists(
-    st.lists(st.one_of(st.sampled_from([0.0, 0.1, 0.3, 1.0, 7.3]), st.floats(0, 30, width=32)), max_size=25), max_size=5
+    st.lists(
+        st.one_of(st.sampled_from([0.0, 0.1, 0.3, 1.0, 7.3]), st.floats(0, 30, width=32)),
+        max_size=25,
+    ),
+    max_size=5,
 )
 
 
@@ -245,12 +257,20 @@ def test_equal_tokens_are_one_macro_action(rule):
 
 def starts_by_loop(signal, n, of):
     """Rank all places but the first by the change there, and take the first ⌈length / n⌉ − 1."""
-    change = [abs(b - a) for a, b in itertools.pairwise(signal)] if of == "values" else [-x for x in signal[1:]]
+    change = (
+        [abs(b - a) for a, b in itertools.pairwise(signal)]
+        if of == "values"
+        else [-x for x in signal[1:]]
+    )
     order = sorted(range(1, len(signal)), key=lambda t: -change[t - 1])
     return sorted([0, *order[: max(math.ceil(len(signal) / n) - 1, 0)]]) if signal else []
 
 
-@given(data=st.data(), n=st.sampled_from([1, 2, 3, 5, 8, math.inf]), of=st.sampled_from(["values", "logprobs"]))
+@given(
+    data=st.data(),
+    n=st.sampled_from([1, 2, 3, 5, 8, math.inf]),
+    of=st.sampled_from(["values", "logprobs"]),
+)
 def test_largest_change_matches_a_loop(data, n, of):
     lengths = data.draw(st.lists(st.integers(0, 17), min_size=1, max_size=4))
     seed = data.draw(st.integers(0, 2**31))

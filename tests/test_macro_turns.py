@@ -37,7 +37,9 @@ from marlhf_lite.parsing import Sentence
 NAN = math.nan
 quick = settings(max_examples=60, deadline=None)
 masks = st.lists(st.lists(st.booleans(), max_size=24), min_size=1, max_size=5).map(
-    lambda rows: torch.tensor([row + [False] * (max(map(len, rows)) - len(row)) for row in rows]).bool()
+    lambda rows: torch.tensor(
+        [row + [False] * (max(map(len, rows)) - len(row)) for row in rows]
+    ).bool()
 )
 
 
@@ -77,9 +79,12 @@ RULES = [
 
 @quick
 @given(masks, st.sampled_from(RULES), st.integers(0, 2**31))
-@example(torch.zeros(1, 0, dtype=torch.bool), Perplexity("token", early=True), 0)  # no tokens at all
+# no tokens at all
+@example(torch.zeros(1, 0, dtype=torch.bool), Perplexity("token", early=True), 0)
 def test_every_rule_segments_each_turn_like_a_response(mask, rule, seed):
-    context = {name: noise(mask, seed + i) for i, name in enumerate(("ref_logprobs", "logprobs", "values"))}
+    context = {
+        name: noise(mask, seed + i) for i, name in enumerate(("ref_logprobs", "logprobs", "values"))
+    }
     expected = []
     for row, turns in enumerate(turns_of(mask)):
         expected.append([])
@@ -150,31 +155,51 @@ def test_text_rules_read_each_turn_alone():
     said = "Nothing. I g||||o on. Yes||It is. And"  # what the environment says are bars
     ids = torch.tensor([[ord(c) for c in said]])
     macro = Sentence()(ids != ord("|"), token_ids=ids, tokenizer=Letters())
-    assert [said[a:b] for a, b in macro.spans()[0]] == ["Nothing.", " I g", "o on.", " Yes", "It is.", " And"]
+    assert [said[a:b] for a, b in macro.spans()[0]] == [
+        "Nothing.",
+        " I g",
+        "o on.",
+        " Yes",
+        "It is.",
+        " And",
+    ]
 
 
 # -- estimates --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("options", [{}, {"rho": 0.9}, *({"pooling": "mean", "sigma": sigma} for sigma in ref.SIGMAS)])
+@pytest.mark.parametrize(
+    "options", [{}, {"rho": 0.9}, *({"pooling": "mean", "sigma": sigma} for sigma in ref.SIGMAS)]
+)
 def test_a_turns_reward_comes_with_its_last_macro_action(seed, options):
     batch = ref.Batch(seed)
     macro = MacroActions.from_starts(ref.starts(batch.parts, batch.mask), batch.mask)
     r = kl_rewards(batch.old_logprobs, batch.ref_logprobs, batch.mask, 0.05)
     width = max(map(len, batch.turns)) + 1
     scores = torch.randn(batch.B, width, generator=batch.generator)
-    scores = scores.masked_fill(torch.arange(width) >= torch.tensor([[len(t)] for t in batch.turns]), NAN)
+    scores = scores.masked_fill(
+        torch.arange(width) >= torch.tensor([[len(t)] for t in batch.turns]), NAN
+    )
     got = macro_rewards(r, scores, macro, **options)
     rows = zip(batch.rows(r), scores.double().tolist(), batch.parts, batch.turns)
     expected = [ref.turn_rewards(x, s, n, turns, **options) for x, s, n, turns in rows]
-    torch.testing.assert_close(got.double(), ref.padded(expected, got.shape[1]), rtol=1e-6, atol=1e-6)
-    total = scores.nan_to_num(0.0).sum(1) + macro_rewards(r, torch.zeros(batch.B), macro, **options).sum(1)
+    torch.testing.assert_close(
+        got.double(), ref.padded(expected, got.shape[1]), rtol=1e-6, atol=1e-6
+    )
+    total = scores.nan_to_num(0.0).sum(1) + macro_rewards(
+        r, torch.zeros(batch.B), macro, **options
+    ).sum(1)
     torch.testing.assert_close(got.sum(1), total)
 
 
 @quick
-@given(masks, st.sampled_from([0.0, 0.9, 1.0]), st.sampled_from([0.0, 0.95, 1.0]), st.integers(0, 2**31))
+@given(
+    masks,
+    st.sampled_from([0.0, 0.9, 1.0]),
+    st.sampled_from([0.0, 0.95, 1.0]),
+    st.integers(0, 2**31),
+)
 def test_a_token_follows_the_next_that_was_sampled(mask, gamma, lam, seed):
     rewards, values = noise(mask, seed), noise(mask, seed + 1)
     got = gae(rewards, values, mask, gamma, lam)
@@ -194,7 +219,10 @@ def test_tokens_with_borders_of_turns(seed):
     rewards, values = noise(batch.mask, seed), noise(batch.mask, seed + 1)
     got = gae(rewards, values, batch.mask, lam=lam)[0]
     rows = zip(batch.rows(rewards), batch.rows(values), batch.turns)
-    expected = [ref.gae(r, v, lam=[x for n in turns for x in [1.0] * (n - 1) + [0.5]])[0] for r, v, turns in rows]
+    expected = [
+        ref.gae(r, v, lam=[x for n in turns for x in [1.0] * (n - 1) + [0.5]])[0]
+        for r, v, turns in rows
+    ]
     torch.testing.assert_close(got.double(), batch.on_mask(expected), rtol=2e-6, atol=1e-5)
     single = Turn()(batch.mask).single_tokens
     closed = gae(single.sum(rewards), single.sum(values), single.mask, lam=single.sum(lam))[0]
@@ -205,7 +233,9 @@ def test_whitening_leaves_holes_out():
     batch = ref.Batch(5)
     got = whiten(batch.values, batch.mask)
     kept = batch.values[batch.mask].double()
-    torch.testing.assert_close(got[batch.mask].double(), (kept - kept.mean()) / kept.std(unbiased=False))
+    torch.testing.assert_close(
+        got[batch.mask].double(), (kept - kept.mean()) / kept.std(unbiased=False)
+    )
     assert (got[~batch.mask] == 0).all()
 
 
@@ -225,12 +255,16 @@ def gae_before(rewards, values, mask, gamma, lam):
 
 
 @quick
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(1, 3), st.integers(0, 2**31))
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(1, 3), st.integers(0, 2**31)
+)
 def test_without_holes_nothing_changes(counts, tail, seed):
     mask = torch.arange(max(counts) + tail) < torch.tensor(counts)[:, None]
     rewards, values = noise(mask, seed), noise(mask, seed + 1)
     lam = torch.rand(mask.shape, generator=torch.Generator().manual_seed(seed))
-    for mine, before in zip(gae(rewards, values, mask, 0.97, lam), gae_before(rewards, values, mask, 0.97, lam)):
+    for mine, before in zip(
+        gae(rewards, values, mask, 0.97, lam), gae_before(rewards, values, mask, 0.97, lam)
+    ):
         assert torch.equal(mine, before)
     begins = lam > 0.6
     macro = MacroActions.from_starts(begins, mask)
@@ -248,7 +282,9 @@ def test_without_holes_nothing_changes(counts, tail, seed):
     assert torch.equal(macro.split_last_token().ids, split.ids)
     # One turn: its reward is the response's.
     scores = torch.randn(len(mask), generator=torch.Generator().manual_seed(seed))
-    assert torch.equal(macro_rewards(rewards, scores, macro), macro_rewards(rewards, scores[:, None], macro))
+    assert torch.equal(
+        macro_rewards(rewards, scores, macro), macro_rewards(rewards, scores[:, None], macro)
+    )
     assert torch.equal(Turn()(mask).ids, Whole()(mask).ids)
 
 
@@ -266,7 +302,8 @@ def test_the_reward_at_the_end_is_neither_lost_nor_decayed_over_observations():
         rewards = macro_rewards(zeros, torch.tensor([1.0]), macro)
         assert rewards.tolist() == [[0.0] * (steps - 1) + [1.0]]
         advantages, _ = gae(rewards, macro_values(zeros, macro), macro.mask, gamma=0.5, lam=1.0)
-        assert advantages.tolist() == [[0.5**k for k in reversed(range(steps))]]  # one factor a step, none for the hole
+        # one factor a step, none for the hole
+        assert advantages.tolist() == [[0.5**k for k in reversed(range(steps))]]
     rewards = zeros.clone()
     rewards[0, 8] = 1.0
     advantages, _ = gae(rewards, zeros, DIALOGUE, gamma=0.5, lam=1.0)

@@ -25,9 +25,12 @@ TEMPLATE = (
     "Date: {{ strftime_now('%d %b %Y') }}\n{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-REWARD = (
-    "from helper import count\n\n\ndef score(prompts, responses):\n    return [float(count(r)) for r in responses]\n"
-)
+REWARD = """from helper import count
+
+
+def score(prompts, responses):
+    return [float(count(r)) for r in responses]
+"""
 HELPER = "def count(text):\n    return text.count('a')\n"
 SMALL = "--batch_size 4 --micro_batch_size 4 --updates 1 --checkpoint_every 1"
 LENGTH = "--max_response_length 8"
@@ -35,9 +38,15 @@ TODAY, NEXT = "Etc/GMT+12", "Pacific/Kiritimati"  # their dates always differ
 
 
 def rows(count):
-    pairs = [[{"role": "assistant", "content": f"{word} cats {i}."} for word in ("Good", "Bad")] for i in range(count)]
+    pairs = [
+        [{"role": "assistant", "content": f"{word} cats {i}."} for word in ("Good", "Bad")]
+        for i in range(count)
+    ]
     asked = [[{"role": "user", "content": f"How many cats are {i}?"}] for i in range(count)]
-    return [{"prompt": q, "chosen": [a], "rejected": [b]} for q, (a, b) in zip(asked, pairs, strict=True)]
+    return [
+        {"prompt": q, "chosen": [a], "rejected": [b]}
+        for q, (a, b) in zip(asked, pairs, strict=True)
+    ]
 
 
 @pytest.fixture
@@ -64,7 +73,11 @@ def chain(tiny, tmp_path_factory):
     """A folder with a base, a template, data, a reward, and runs of SFT, reward model and two of PPO made from them."""
     folder = tmp_path_factory.mktemp("chain")
     shutil.copytree(tiny.model, folder / "base")
-    for name, text in {"template.jinja": TEMPLATE, "my_reward.py": REWARD, "helper.py": HELPER}.items():
+    for name, text in {
+        "template.jinja": TEMPLATE,
+        "my_reward.py": REWARD,
+        "helper.py": HELPER,
+    }.items():
         (folder / name).write_text(text)
     append_lines(folder / "pairs.jsonl", rows(40))
     with pytest.MonkeyPatch.context() as patch:
@@ -72,13 +85,19 @@ def chain(tiny, tmp_path_factory):
         patch.setattr(sys, "path", list(sys.path))
         patch.setenv("TZ", TODAY)
         time.tzset()
-        data = f"--dataset pairs.jsonl --chat_template template.jinja --model base --lora_r 2 {LENGTH}"
+        data = (
+            f"--dataset pairs.jsonl --chat_template template.jinja --model base --lora_r 2 {LENGTH}"
+        )
         for name in ("s", "other_s"):
             seed = len(name)
             assert not command(f"sft {data} --sft_batch_size 4 --seed {seed} --output_dir {name}")
-            assert not command(f"rm --sft {name} --rm_batch_size 4 --seed {seed} {LENGTH} --output_dir r{name}")
+            assert not command(
+                f"rm --sft {name} --rm_batch_size 4 --seed {seed} {LENGTH} --output_dir r{name}"
+            )
         assert not command(f"ppo --sft s --rm rs {SMALL} {LENGTH} --output_dir p")
-        assert not command(f"ppo --sft s --reward my_reward:score --critic_init sft {SMALL} {LENGTH} --output_dir q")
+        assert not command(
+            f"ppo --sft s --reward my_reward:score --critic_init sft {SMALL} {LENGTH} --output_dir q"
+        )
     time.tzset()
     return folder
 
@@ -91,7 +110,11 @@ def here(chain, monkeypatch):
 
 
 def other_weights(path):
-    save_file({name: 2 * tensor for name, tensor in load_file(path).items()}, path, metadata={"format": "pt"})
+    save_file(
+        {name: 2 * tensor for name, tensor in load_file(path).items()},
+        path,
+        metadata={"format": "pt"},
+    )
 
 
 def other_folder(path):
@@ -158,10 +181,17 @@ def test_every_stage_names_what_has_changed(here, capsys, words):
         with changed(here / path, change):
             assert command(words) == 2, name
         shown = capsys.readouterr().err.splitlines()
-        assert "has other content than when" in shown[-1] or "have other content than when" in shown[-1]
-        assert {"helper": "reward function"}.get(name, name) in shown[-1] and "--accept_changed" in shown[-1]
+        assert (
+            "has other content than when" in shown[-1]
+            or "have other content than when" in shown[-1]
+        )
+        assert {"helper": "reward function"}.get(name, name) in shown[
+            -1
+        ] and "--accept_changed" in shown[-1]
         assert not [line for line in shown if "Traceback" in line] and not (here / "new").exists()
-    assert {path: path.read_bytes() for name in "spq" for path in (here / name).rglob("*.json")} == before
+    assert {
+        path: path.read_bytes() for name in "spq" for path in (here / name).rglob("*.json")
+    } == before
 
 
 def test_what_is_restored_goes_on_and_what_is_accepted_is_recorded(here, tmp_path, capsys):
@@ -177,8 +207,12 @@ def test_what_is_restored_goes_on_and_what_is_accepted_is_recorded(here, tmp_pat
             assert manifest["contents"]["base model"]["hash"] == model_hash(here / "base")
         assert command(f"ppo --resume {tmp_path / 'p'} --updates 3") == 0, "it has been accepted"
         assert command(f"generate --policy p --prompt Hi --accept_changed {LENGTH}") == 0
-    assert not RunFolder.open("p/ppo").manifest["accepted"], "this command leaves no run, and changes none"
-    assert command(f"ppo --resume {tmp_path / 'p'} --updates 4") == 2, "the base is the first one again"
+    assert not RunFolder.open("p/ppo").manifest["accepted"], (
+        "this command leaves no run, and changes none"
+    )
+    assert command(f"ppo --resume {tmp_path / 'p'} --updates 4") == 2, (
+        "the base is the first one again"
+    )
     capsys.readouterr()
     assert command(f"generate --policy p --prompt Hi {LENGTH}") == 0
 
@@ -197,7 +231,10 @@ def test_stored_answers_are_those_of_what_they_came_from(here, tmp_path, capsys)
     first, stores = answers(), tmp_path / "e" / "responses"
     with changed(here / "base" / "model.safetensors", other_weights):
         second = answers()
-        assert "base model has other content" in capsys.readouterr().out and len(list(stores.iterdir())) == 2
+        assert (
+            "base model has other content" in capsys.readouterr().out
+            and len(list(stores.iterdir())) == 2
+        )
     assert first != second and answers() == first and len(list(stores.iterdir())) == 2
 
 
@@ -212,20 +249,32 @@ def test_a_run_keeps_the_date_that_its_template_sees(here, tmp_path, zone, capsy
         f"dpo --sft s --dpo_batch_size 4 {LENGTH} --output_dir {tmp_path / 'd'}",
     ):
         assert command(words) == 0, capsys.readouterr().err
-    dates = [RunFolder.open(path).manifest["date"] for path in ("s", tmp_path / "r", tmp_path / "e", tmp_path / "d")]
+    dates = [
+        RunFolder.open(path).manifest["date"]
+        for path in ("s", tmp_path / "r", tmp_path / "e", tmp_path / "d")
+    ]
     assert len(set(dates)) == 1
     told = [row["prompt"] for row in RunFolder.open(tmp_path / "e").samples()]
     day = time.strftime("%d %b %Y", time.strptime(dates[0], "%Y-%m-%d"))
     assert all(text.startswith(f"Date: {day}\n") for text in told)
-    sizes = f"--dataset pairs.jsonl --chat_template template.jinja --model base {LENGTH} --sft_epochs 0"
+    sizes = (
+        f"--dataset pairs.jsonl --chat_template template.jinja --model base {LENGTH} --sft_epochs 0"
+    )
     assert command(f"sft {sizes} --output_dir {tmp_path / 's'}") == 0
     assert RunFolder.open(tmp_path / "s").manifest["date"] > dates[0]
 
 
-def test_a_folder_that_is_no_run_is_used_and_a_run_with_a_damaged_manifest_is_not(here, tmp_path, capsys):
+def test_a_folder_that_is_no_run_is_used_and_a_run_with_a_damaged_manifest_is_not(
+    here, tmp_path, capsys
+):
     shutil.copytree("s/sft", tmp_path / "adapter")
     sizes = f"--dataset pairs.jsonl --model base --chat_template template.jinja {LENGTH}"
-    assert command(f"rm --sft {tmp_path / 'adapter'} {sizes} --rm_batch_size 4 --output_dir {tmp_path / 'r'}") == 0
+    assert (
+        command(
+            f"rm --sft {tmp_path / 'adapter'} {sizes} --rm_batch_size 4 --output_dir {tmp_path / 'r'}"
+        )
+        == 0
+    )
     shutil.copytree("s", tmp_path / "old")
     (tmp_path / "old" / "manifest.json").write_text("{")
     assert command(f"rm --sft {tmp_path / 'old'} --output_dir new") == 2
@@ -250,7 +299,9 @@ def test_one_flipped_bit_of_a_checkpoint_is_found(tmp_path):
     path = tmp_path / "update-000001.pt"
     torch.save({"weights": torch.randn(30), "counters": {"updates_done": 1}}, path)
     seal(path)
-    assert not broken(path) and torch.load(path, weights_only=True)["counters"] == {"updates_done": 1}
+    assert not broken(path) and torch.load(path, weights_only=True)["counters"] == {
+        "updates_done": 1
+    }
     assert all(broken(path) for _ in flips(path, 200))
     whole = path.read_bytes()
     for cut in (0, 1, 70, 72, len(whole) // 2, len(whole) - 1):
@@ -258,7 +309,9 @@ def test_one_flipped_bit_of_a_checkpoint_is_found(tmp_path):
         assert broken(path)
 
 
-@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json", "hashes.json"])
+@pytest.mark.parametrize(
+    "name", ["adapter_model.safetensors", "adapter_config.json", "hashes.json"]
+)
 def test_one_flipped_bit_of_a_saved_model_is_found(base, tiny, tmp_path, name):
     from marlhf_lite.models.loading import new_policy
 
@@ -269,19 +322,29 @@ def test_one_flipped_bit_of_a_saved_model_is_found(base, tiny, tmp_path, name):
     for _ in flips(folder / name, 200 if name.endswith("safetensors") else 70):
         assert broken(folder)
     next(turn := flips(folder / name, 1))
-    fails(lambda: load_policy(load_base(tiny), folder), f"{folder}: ", "is not as it was saved", "delete hashes.json")
+    fails(
+        lambda: load_policy(load_base(tiny), folder),
+        f"{folder}: ",
+        "is not as it was saved",
+        "delete hashes.json",
+    )
     next(turn, None)
     load_policy(base, folder)
 
 
 @pytest.mark.parametrize(
-    "words", ["sft --dataset pairs.jsonl --model base --sft_batch_size 4", "dpo --sft s --dpo_batch_size 4"]
+    "words",
+    ["sft --dataset pairs.jsonl --model base --sft_batch_size 4", "dpo --sft s --dpo_batch_size 4"],
 )
 def test_a_damaged_folder_of_ours_is_one_line(here, tmp_path, capsys, words):
     """What a stage left is checked by the next one, whatever file of it is damaged."""
     chats = "" if "--sft s" in words else "--chat_template template.jinja"
     assert command(f"{words} {chats} {LENGTH} --output_dir {tmp_path / 'run'}") == 0
-    (folder,) = [tmp_path / "run" / name for name in ("sft", "dpo/policy") if (tmp_path / "run" / name).is_dir()]
+    (folder,) = [
+        tmp_path / "run" / name
+        for name in ("sft", "dpo/policy")
+        if (tmp_path / "run" / name).is_dir()
+    ]
     for file in ("adapter_model.safetensors", "adapter_config.json"):
         next(turn := flips(folder / file, 1))
         capsys.readouterr()

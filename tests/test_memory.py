@@ -24,7 +24,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, GemmaConfig, GPT2Conf
 import marlhf_lite
 from marlhf_lite.cli import main
 from marlhf_lite.config.commands import MemoryCommand
-from marlhf_lite.config.options import LengthConfig, ModelConfig, RewardModelConfig, SFTStageConfig, TrainerConfig
+from marlhf_lite.config.options import (
+    LengthConfig,
+    ModelConfig,
+    RewardModelConfig,
+    SFTStageConfig,
+    TrainerConfig,
+)
 from marlhf_lite.config.parser import parse
 from marlhf_lite.extras.memory.estimate import (
     GIB,
@@ -87,7 +93,12 @@ def folder(folders):
 
 
 def options(folder, model=None, **ppo):
-    sizes = {"max_prompt_length": PROMPT, "max_response_length": LENGTH, "batch_size": ROWS, "micro_batch_size": ROWS}
+    sizes = {
+        "max_prompt_length": PROMPT,
+        "max_response_length": LENGTH,
+        "batch_size": ROWS,
+        "micro_batch_size": ROWS,
+    }
     return MemoryCommand(**sizes | ppo | {"model": folder} | (model or {}))
 
 
@@ -97,8 +108,12 @@ def build_actors(base, given):
         policy, critic = copy.deepcopy(base), with_head(base, 0)
     else:
         base.requires_grad_(False)
-        policy = use_merged_forward(get_peft_model(share(base), lora_config(given, TaskType.CAUSAL_LM)))
-        critic = use_merged_forward(get_peft_model(with_head(share(base), 0), lora_config(given, TaskType.SEQ_CLS)))
+        policy = use_merged_forward(
+            get_peft_model(share(base), lora_config(given, TaskType.CAUSAL_LM))
+        )
+        critic = use_merged_forward(
+            get_peft_model(with_head(share(base), 0), lora_config(given, TaskType.SEQ_CLS))
+        )
     if given.finetune == "full":
         policy.requires_grad_(True), critic.requires_grad_(True)
     if given.gradient_checkpointing:
@@ -115,7 +130,11 @@ def make_fake(module):
             for name, old in store.items():
                 if old is not None and id(old) not in made:
                     new = torch.empty(old.shape, dtype=old.dtype, device="cpu")
-                    made[id(old)] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
+                    made[id(old)] = (
+                        nn.Parameter(new, old.requires_grad)
+                        if isinstance(old, nn.Parameter)
+                        else new
+                    )
                 store[name] = None if old is None else made[id(old)]
 
 
@@ -127,9 +146,15 @@ class Allocations(TorchDispatchMode):
         self.now, self.peak, self.sizes = 0, 0, {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        given = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        given = {
+            x.untyped_storage()._cdata
+            for x in tree_leaves((args, kwargs))
+            if isinstance(x, torch.Tensor)
+        }
         out = func(*args, **(kwargs or {}))
-        for storage in (x.untyped_storage() for x in tree_leaves(out) if isinstance(x, torch.Tensor)):
+        for storage in (
+            x.untyped_storage() for x in tree_leaves(out) if isinstance(x, torch.Tensor)
+        ):
             key = storage._cdata
             if key not in given and key not in self.sizes:  # a view holds nothing new
                 self.sizes[key] = storage.nbytes()
@@ -144,14 +169,17 @@ class Allocations(TorchDispatchMode):
 
 def train_once(actors, rows, prompt, length):
     tokens = torch.zeros(rows, prompt + length, dtype=torch.long)
-    with mock.patch.object(last_layer, "_most", lambda *_: [0, prompt + length]):  # fake tensors hold no numbers
+    # fake tensors hold no numbers
+    with mock.patch.object(last_layer, "_most", lambda *_: [0, prompt + length]):
         logprobs, _, values = actors(tokens, torch.ones_like(tokens), length)
     (logprobs.sum() + values.sum()).backward()
 
 
 def prefill(policy):
     with torch.no_grad():
-        out = policy.eval()(input_ids=torch.zeros(ROWS, PROMPT + LENGTH, dtype=torch.long), logits_to_keep=1)
+        out = policy.eval()(
+            input_ids=torch.zeros(ROWS, PROMPT + LENGTH, dtype=torch.long), logits_to_keep=1
+        )
         torch.softmax(out.logits.float(), -1).sort()
 
 
@@ -212,7 +240,8 @@ def test_what_a_pass_keeps_is_what_real_modules_keep(folders, finetune, monkeypa
     backbone = unwrap_peft(build_actors(empty_base(given), given).policy.model).model
     attention = "scaled_dot_product_attention"
     monkeypatch.setattr(nn.functional, attention, lambda q, k, v, **_: Attention.apply(q, k, v))
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # it does not know the meta device
+    # it does not know the meta device
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
     weights, kept = {p.untyped_storage()._cdata for p in backbone.parameters()}, {}
 
     def keep(x):
@@ -232,7 +261,9 @@ def test_what_a_pass_keeps_is_what_real_modules_keep(folders, finetune, monkeypa
 
 def test_auto_recomputes_unless_the_card_has_room(folder):
     """With --micro_batch_size 0 for four rows, as a run decides; SFT and reward model recompute."""
-    auto, kept, again = (options(folder, {"gradient_checkpointing": way}) for way in ("auto", False, True))
+    auto, kept, again = (
+        options(folder, {"gradient_checkpointing": way}) for way in ("auto", False, True)
+    )
     least, most = estimate_memory(again), estimate_memory(kept)
     assert least.peak < most.peak and estimate_memory(auto) == least
     room, less = (replace(auto, gpu=most.peak * share / GIB) for share in (1.001, 0.999))
@@ -251,13 +282,27 @@ def test_sft_and_reward_model_are_near_torch_s_count(folder, sft, tokenizer, tmp
     batches = {"sft_batch_size": rows, "rm_batch_size": rows}
     given = options(folder, max_prompt_length=40, max_response_length=56, lora_r=4, **batches)
     base = AutoModelForCausalLM.from_config(KINDS["gemma"]).requires_grad_(False)
-    texts = {"prompt": tokenizer.decode([9] * 40), "chosen": "a b c d " * 30, "rejected": "e f g " * 40}
-    data, trainer = datasets.Dataset.from_list([texts] * rows), TrainerConfig(per_device_train_batch_size=rows)
+    texts = {
+        "prompt": tokenizer.decode([9] * 40),
+        "chosen": "a b c d " * 30,
+        "rejected": "e f g " * 40,
+    }
+    data, trainer = (
+        datasets.Dataset.from_list([texts] * rows),
+        TrainerConfig(per_device_train_batch_size=rows),
+    )
     with Allocations() as live:
         if stage == "sft":
             model = get_peft_model(base, lora_config(given, TaskType.CAUSAL_LM))
             train_sft(
-                model, tokenizer, data, SFTStageConfig(sft_epochs=1, sft_batch_size=rows), lengths, tmp_path, 0, trainer
+                model,
+                tokenizer,
+                data,
+                SFTStageConfig(sft_epochs=1, sft_batch_size=rows),
+                lengths,
+                tmp_path,
+                0,
+                trainer,
             )
         else:
             model = get_peft_model(with_head(base, 0), lora_config(given, TaskType.SEQ_CLS))
@@ -272,10 +317,16 @@ def test_sft_and_reward_model_are_near_torch_s_count(folder, sft, tokenizer, tmp
 def test_the_report_says_what_fits(folder):
     asked = options(folder, sft_batch_size=24, rm_batch_size=8)
     card = estimate_memory(asked, "ppo").peak / GIB
-    fits, below = (memory_report(replace(asked, gpu=card * share)).splitlines()[9] for share in (1.001, 0.999))
+    fits, below = (
+        memory_report(replace(asked, gpu=card * share)).splitlines()[9] for share in (1.001, 0.999)
+    )
     assert fits.endswith("| fits |") and below.endswith("| does not fit |")
-    assert "fit" not in memory_report(asked) and "docs/scaling.md says what saves memory" in memory_report(asked)
-    sft, rm, ppo = (f"{estimate_memory(asked, stage).peak / GIB:.2f}" for stage in ("sft", "rm", "ppo"))
+    assert "fit" not in memory_report(
+        asked
+    ) and "docs/scaling.md says what saves memory" in memory_report(asked)
+    sft, rm, ppo = (
+        f"{estimate_memory(asked, stage).peak / GIB:.2f}" for stage in ("sft", "rm", "ppo")
+    )
     assert f"| peak | {sft} | {rm} | {ppo} |" in memory_report(asked)
 
 
@@ -289,7 +340,13 @@ def test_stages_take_their_own_batches(folder):
 
 def test_parts_by_hand(folder):
     """LoRA: one base; four adapters; two trained. Full: four models, and two of them with moments."""
-    d, inner, q, kv, layers = NUMBERS["hidden_size"], NUMBERS["intermediate_size"], 8 * 64, 2 * 64, 4
+    d, inner, q, kv, layers = (
+        NUMBERS["hidden_size"],
+        NUMBERS["intermediate_size"],
+        8 * 64,
+        2 * 64,
+        4,
+    )
     shapes = [(d, q), (d, kv), (d, kv), (q, d), (d, inner), (d, inner), (inner, d)]
     weights = NUMBERS["vocab_size"] * d + layers * (sum(a * b for a, b in shapes) + 2 * d) + d
     adapter = layers * sum(16 * (a + b) for a, b in shapes)
@@ -309,25 +366,37 @@ def test_adapters_of_gpt2_s_layers_count(tmp_path):
     config = GPT2Config(n_layer=2, n_head=4, n_embd=64, vocab_size=500)
     config.save_pretrained(tmp_path)
     given = ModelConfig(model=str(tmp_path))
-    model = get_peft_model(AutoModelForCausalLM.from_config(config), lora_config(given, TaskType.CAUSAL_LM))
+    model = get_peft_model(
+        AutoModelForCausalLM.from_config(config), lora_config(given, TaskType.CAUSAL_LM)
+    )
     assert adapter_bytes(empty_base(given), given) == 4 * model.get_nb_trainable_parameters()[0] > 0
 
 
 def test_copies_with_the_adapter_merged_count_where_they_take_an_eighth_of_the_card(folder):
     given = options(folder, {"lora_target_modules": r".*\.(q|o)_proj"})
     copies = 4 * 4 * 2 * NUMBERS["hidden_size"] * 8 * 64  # four layers, in float32
-    few, many = (estimate_memory(replace(given, gpu=8 * copies * share / GIB)).generation for share in (0.99, 1.01))
+    few, many = (
+        estimate_memory(replace(given, gpu=8 * copies * share / GIB)).generation
+        for share in (0.99, 1.01)
+    )
     assert many - few == copies and few == estimate_memory(given).generation
 
 
 def test_the_estimate_is_near_what_a_card_held():
     """Gemma-2B's architecture on an H100, by `make gpu`: no less than torch reserved, and at most 15 % more."""
-    record = json.loads((RESULTS / "gpu" / "nvidia_h100_80gb_hbm3.json").read_text(encoding="utf-8"))
+    record = json.loads(
+        (RESULTS / "gpu" / "nvidia_h100_80gb_hbm3.json").read_text(encoding="utf-8")
+    )
     parts, asked, gpu = record["parts"], record["arguments"], record["device"]["gib"]
     for run in [*parts["update"]["runs"], parts["four_bits"] | {"load_in_4bit": True}]:
         given = options(
             "google/gemma-2b",
-            {"dtype": "bfloat16", "gradient_checkpointing": True, "finetune": run["way"], "gpu": gpu},
+            {
+                "dtype": "bfloat16",
+                "gradient_checkpointing": True,
+                "finetune": run["way"],
+                "gpu": gpu,
+            },
             load_in_4bit="load_in_4bit" in run,
             batch_size=asked["batch"],
             micro_batch_size=asked["micro"],
@@ -335,7 +404,8 @@ def test_the_estimate_is_near_what_a_card_held():
             max_response_length=asked["response"],
         )
         memory = replace(estimate_memory(given), cuda=0.0)
-        if run["way"] == "lora" and not given.load_in_4bit:  # sampling then merged the adapter into copies of 16 bits
+        # sampling then merged the adapter into copies of 16 bits
+        if run["way"] == "lora" and not given.load_in_4bit:
             copies = _bytes(_adapted(empty_base(given), given.lora_target_modules))
             memory = replace(memory, generation=memory.generation + copies)
         assert 1 <= memory.peak / GIB / run["peak_gib"] <= 1.15
@@ -343,13 +413,18 @@ def test_the_estimate_is_near_what_a_card_held():
 
 def test_no_reward_model_is_counted_where_programs_give_the_reward(folder):
     base, width = empty_base(ModelConfig(model=folder)), NUMBERS["hidden_size"]
-    lora, full = adapter_bytes(base, options(folder)) + 8 * width, 4 * (base.num_parameters() + width)
+    lora, full = (
+        adapter_bytes(base, options(folder)) + 8 * width,
+        4 * (base.num_parameters() + width),
+    )
     for finetune, size in (("lora", lora), ("full", full)):
         model, tests, mine = (
-            options(folder, {"finetune": finetune}, reward=reward, gpu=80) for reward in ("rm", "tests", "mine:score")
+            options(folder, {"finetune": finetune}, reward=reward, gpu=80)
+            for reward in ("rm", "tests", "mine:score")
         )
         assert "reward model" in memory_report(model) and "reward model" not in memory_report(tests)
-        assert "reward model" in memory_report(mine)  # which a run trains from pairs, and PPO does not load
+        # which a run trains from pairs, and PPO does not load
+        assert "reward model" in memory_report(mine)
         held, without, own = (estimate_memory(each) for each in (model, tests, mine))
         assert held.weights + held.adapters - without.weights - without.adapters == size
         assert own == without == replace(held, weights=without.weights, adapters=without.adapters)
@@ -368,17 +443,24 @@ SIZES = {
 
 def test_the_models_of_the_paper_are_known_without_the_hub(monkeypatch, capsys):
     monkeypatch.setattr(AutoConfig, "from_pretrained", None)  # nothing may be asked for
-    names = {yaml.safe_load(path.read_text()).get("model") for path in PRESETS.rglob("*.yaml")} - {None}
-    names = {name for name in names if "/" in name}  # those of the hub; the embedded ones come with the package
+    names = {yaml.safe_load(path.read_text()).get("model") for path in PRESETS.rglob("*.yaml")} - {
+        None
+    }
+    # those of the hub; the embedded ones come with the package
+    names = {name for name in names if "/" in name}
     assert names and names <= set(SIZES) == set(ARCHITECTURES)
     for name, size in SIZES.items():
         base = empty_base(ModelConfig(model=name, dtype="auto"))
         assert base.dtype == torch.bfloat16
         assert sum(p.numel() for p in base.parameters()) / 1e9 == pytest.approx(size, abs=0.001)
-    for card, size in (("t4-16gb", "14.9"), ("24gb", "22"), ("80gb", "79")):  # every stage fits the preset's card
+    # every stage fits the preset's card
+    for card, size in (("t4-16gb", "14.9"), ("24gb", "22"), ("80gb", "79")):
         assert main(["memory", "--preset", f"lora-{card}", "--gpu", size]) == 0
         said = capsys.readouterr().out
-        assert "| GiB | SFT | reward model | PPO |" in said and f"| a card of {size} | fits | fits | fits |" in said
+        assert (
+            "| GiB | SFT | reward model | PPO |" in said
+            and f"| a card of {size} | fits | fits | fits |" in said
+        )
 
 
 def test_a_card_s_share_by_hand(folder):
@@ -386,20 +468,32 @@ def test_a_card_s_share_by_hand(folder):
     base, cards = empty_base(ModelConfig(model=folder)), 4
     weights, d = base.num_parameters(), NUMBERS["hidden_size"]
     trained = 2 * weights + d  # policy, and critic with its head
-    one, many = (options(folder, {"finetune": "full"}, num_processes=n, batch_size=32) for n in (1, cards))
+    one, many = (
+        options(folder, {"finetune": "full"}, num_processes=n, batch_size=32) for n in (1, cards)
+    )
     assert estimate_memory(one).weights == 2 * 4 * trained
     share = estimate_memory(many)
     assert share.weights == (4 + 2) * trained / cards and share.optimizer == 8 * trained / cards
     half = empty_base(ModelConfig(model=folder, dtype="bfloat16"))
-    layer, embedding = 2 * sum(p.numel() for p in half.model.layers[0].parameters()), 2 * NUMBERS["vocab_size"] * d
+    layer, embedding = (
+        2 * sum(p.numel() for p in half.model.layers[0].parameters()),
+        2 * NUMBERS["vocab_size"] * d,
+    )
     outside = embedding + 2 * d  # last norm
-    assert share.generation == generation_bytes(half, 8, PROMPT + LENGTH, adapters=False) + 2 * layer + outside
+    assert (
+        share.generation
+        == generation_bytes(half, 8, PROMPT + LENGTH, adapters=False) + 2 * layer + outside
+    )
     kept, _ = activation_bytes(half, many, ROWS * (PROMPT + LENGTH))
     logits = 4 * 4 * min(ROWS * LENGTH * NUMBERS["vocab_size"], MAX_LOGITS)
     passes = max(2 * kept + logits, kept + (4 + 2) * NUMBERS["vocab_size"] * d)
     assert share.training == 4 * trained / cards + passes + 4 * layer + 3 * outside
     sft = estimate_memory(many, "sft")
-    assert sft.weights == 4 * weights / cards and sft.optimizer == 8 * weights / cards and not sft.generation
+    assert (
+        sft.weights == 4 * weights / cards
+        and sft.optimizer == 8 * weights / cards
+        and not sft.generation
+    )
 
 
 WIDE = {"vocab_size": 64_000, "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 2}
@@ -410,10 +504,21 @@ def test_a_card_s_share_is_near_what_fsdp2_allocates(tmp_path):
     """A model that is mostly embedding, and one that is mostly layers; what the passes allocate, and Adam's step."""
     given = []
     for name, shape in {"wide": WIDE, "deep": DEEP}.items():
-        GemmaConfig(**NUMBERS | shape | {"num_attention_heads": 4, "head_dim": 64}).save_pretrained(tmp_path / name)
-        sizes = {"max_prompt_length": 8, "max_response_length": 8, "batch_size": 64, "micro_batch_size": 2}
+        GemmaConfig(**NUMBERS | shape | {"num_attention_heads": 4, "head_dim": 64}).save_pretrained(
+            tmp_path / name
+        )
+        sizes = {
+            "max_prompt_length": 8,
+            "max_response_length": 8,
+            "batch_size": 64,
+            "micro_batch_size": 2,
+        }
         given.append(options(str(tmp_path / name), {"finetune": "full"}, num_processes=16, **sizes))
-    command = [sys.executable, Path(__file__).parent / "spread_memory.py", *(each.model for each in given)]
+    command = [
+        sys.executable,
+        Path(__file__).parent / "spread_memory.py",
+        *(each.model for each in given),
+    ]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     for each, line in zip(given, lines[-2:], strict=True):
         passes, step = map(float, line.split())
@@ -432,7 +537,8 @@ def test_ddp_shares_the_batch_alone(folder):
     )
     assert many.generation == pytest.approx(one.generation / 4)
     few, pass_of_few = (
-        estimate_memory(options(folder, num_processes=8, batch_size=16, micro_batch_size=n)) for n in (16, 2)
+        estimate_memory(options(folder, num_processes=8, batch_size=16, micro_batch_size=n))
+        for n in (16, 2)
     )
     assert few == pass_of_few  # a process has two responses, whatever a pass may hold
 

@@ -9,7 +9,13 @@ from conftest import changed, fails, snapshot
 from peft import LoraConfig, get_peft_model, load_peft_weights
 from torch import nn
 
-from marlhf_lite.config.options import DataConfig, ModelConfig, PPOTrainerConfig, RewardModelConfig, SFTStageConfig
+from marlhf_lite.config.options import (
+    DataConfig,
+    ModelConfig,
+    PPOTrainerConfig,
+    RewardModelConfig,
+    SFTStageConfig,
+)
 from marlhf_lite.extras.memory.estimate import empty_base
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import ScalarHeadModel, trainable
@@ -48,7 +54,9 @@ def scores(model):
 
 
 def adapter(model):
-    return {k: v for k, v in model.named_parameters() if "lora_" in k or "score.modules_to_save" in k}
+    return {
+        k: v for k, v in model.named_parameters() if "lora_" in k or "score.modules_to_save" in k
+    }
 
 
 # -- what is shared ---------------------------------------------------------------------------------------------------
@@ -62,7 +70,9 @@ def test_roles_share_every_base_weight_and_buffer_and_train_what_is_their_own(ba
         own = {v.data_ptr() for k, v in model.named_parameters() if "lora_" in k or "score" in k}
         missing = pointers - here
         assert not missing, f"{name} copied {len(missing)} tensors of the base"
-        assert here - pointers == own, f"{name} holds something that is neither base, adapter nor head"
+        assert here - pointers == own, (
+            f"{name} holds something that is neither base, adapter nor head"
+        )
         trains = {k for k, p in model.named_parameters() if p.requires_grad}
         assert trains == (set(adapter(model)) if name in ("policy", "critic") else set())
 
@@ -71,7 +81,9 @@ def test_no_two_roles_share_a_weight_of_their_own(roles):
     seen = {}
     for name in NAMES:
         for key, value in adapter(getattr(roles, name).model).items():
-            assert value.data_ptr() not in seen, f"{name} {key} is also {seen.get(value.data_ptr())}"
+            assert value.data_ptr() not in seen, (
+                f"{name} {key} is also {seen.get(value.data_ptr())}"
+            )
             seen[value.data_ptr()] = (name, key)
 
 
@@ -102,18 +114,24 @@ def test_critic_from_sft(base, sft, rm, with_rm):
     roles = build_models(base, sft, rm if with_rm else None, critic_init="sft")
     assert (roles.reward is not None) == with_rm
     start = load_peft_weights(str(sft))
-    lora = {k.replace(".default", ""): v for k, v in adapter(roles.critic.model).items() if "lora_" in k}
+    lora = {
+        k.replace(".default", ""): v for k, v in adapter(roles.critic.model).items() if "lora_" in k
+    }
     assert lora.keys() == start.keys() and all(torch.equal(v, start[k]) for k, v in lora.items())
     assert trainable(roles.critic)
 
 
 @pytest.mark.parametrize("with_rm", [True, False])
 def test_a_new_head_of_zero_gives_values_of_zero_and_learns(base, sft, rm, with_rm):
-    roles = build_models(base, sft, rm if with_rm else None, critic_init="sft", critic_head_init="zero")
+    roles = build_models(
+        base, sft, rm if with_rm else None, critic_init="sft", critic_head_init="zero"
+    )
     values = roles.critic(IDS, torch.ones_like(IDS))
     assert not values.any()
     (values - 1.0).square().sum().backward()
-    (head,) = (p for name, p in roles.critic.named_parameters() if "score" in name and p.requires_grad)
+    (head,) = (
+        p for name, p in roles.critic.named_parameters() if "score" in name and p.requires_grad
+    )
     assert head.grad.norm() > 0
     normal = build_models(base, sft, rm if with_rm else None, critic_init="sft").critic
     assert normal(IDS, torch.ones_like(IDS)).std() > 1e-3
@@ -138,23 +156,44 @@ def test_bfloat16_base_keeps_adapters_and_results_in_float32(tiny, sft, rm):
 
 
 def ppo_trainer(roles, tokenizer, **options):
-    ppo = PPOTrainerConfig(updates=1, batch_size=4, micro_batch_size=4, max_response_length=5, **options)
+    ppo = PPOTrainerConfig(
+        updates=1, batch_size=4, micro_batch_size=4, max_response_length=5, **options
+    )
     reward = ModelReward(roles.reward)
     return PPOTrainer(roles, tokenizer, ["a", "b c", "d"], reward, FixedNGram(2), ppo)
 
 
 def test_no_stage_changes_the_base(base, tiny, tokenizer, tmp_path):
-    before, grads = snapshot(base), lambda: [p for p in base.parameters() if p.grad is not None or p.requires_grad]
+    before, grads = (
+        snapshot(base),
+        lambda: [p for p in base.parameters() if p.grad is not None or p.requires_grad],
+    )
     data = DataConfig(max_response_length=4)
-    rows = datasets.Dataset.from_dict({"prompt": ["a", "b"], "chosen": ["x y", "z"], "rejected": ["q", "r s"]})
+    rows = datasets.Dataset.from_dict(
+        {"prompt": ["a", "b"], "chosen": ["x y", "z"], "rejected": ["q", "r s"]}
+    )
     policy = new_policy(base, tiny)
     start = snapshot(policy)
-    train_sft(policy, tokenizer, rows, SFTStageConfig(sft_epochs=2, sft_batch_size=1), data, tmp_path / "sft")
+    train_sft(
+        policy,
+        tokenizer,
+        rows,
+        SFTStageConfig(sft_epochs=2, sft_batch_size=1),
+        data,
+        tmp_path / "sft",
+    )
     assert changed(policy, start) == set(adapter(policy))
     assert not changed(base, before) and not grads()
     model = new_reward_model(base, tmp_path / "sft")
     start = snapshot(model)
-    train_reward_model(model, tokenizer, rows, RewardModelConfig(rm_epochs=2, rm_batch_size=1), data, tmp_path / "rm")
+    train_reward_model(
+        model,
+        tokenizer,
+        rows,
+        RewardModelConfig(rm_epochs=2, rm_batch_size=1),
+        data,
+        tmp_path / "rm",
+    )
     assert changed(model, start) == set(adapter(model))
     assert not changed(base, before) and not grads()
 
@@ -188,8 +227,14 @@ def test_bad_folders_say_what_is_wrong(base, sft, tmp_path):
         load_policy(base, tmp_path)
     fails(lambda: model_path("/nowhere/at/all"), "no such folder")
     (tmp_path / "model.gguf").touch()
-    fails(lambda: empty_base(ModelConfig(model=str(tmp_path / "model.gguf"))), "model.gguf: no such folder")
-    fails(lambda: model_path(str(tmp_path)), "no config.json: give a folder that save_pretrained wrote")
+    fails(
+        lambda: empty_base(ModelConfig(model=str(tmp_path / "model.gguf"))),
+        "model.gguf: no such folder",
+    )
+    fails(
+        lambda: model_path(str(tmp_path)),
+        "no config.json: give a folder that save_pretrained wrote",
+    )
     fails(lambda: model_path(str(sft)), "it holds an adapter")
     for name in ("nobody-here/no-such-model", "models/my model", "models/foo--bar"):
         for look in (model_path, lambda name: empty_base(ModelConfig(model=name))):
@@ -205,7 +250,10 @@ def test_a_tokenizer_without_eos_is_refused(base, tokenizer, tmp_path):
     tokenizer.eos_token = None
     base.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    fails(lambda: load_tokenizer(str(tmp_path)), f"--model {tmp_path}: its tokenizer has no EOS token: set eos_token")
+    fails(
+        lambda: load_tokenizer(str(tmp_path)),
+        f"--model {tmp_path}: its tokenizer has no EOS token: set eos_token",
+    )
 
 
 def test_truncated_weights_are_refused(base, tokenizer, tmp_path):
@@ -252,9 +300,13 @@ def outputs_and_gradients(model, x):
 def test_outputs_and_gradients_are_those_of_peft(pair):
     x = torch.randn(3, 7, 24)
     theirs, ours = (outputs_and_gradients(model, x) for model in pair)
-    assert theirs.keys() == ours.keys() and len(ours) == 4  # output, input, A and B; none of the frozen weight
-    for name, expected in theirs.items():  # float32 sums in another order: relative to the largest element
-        torch.testing.assert_close(ours[name], expected, rtol=0, atol=2e-6 * float(expected.abs().max()))
+    # output, input, A and B; none of the frozen weight
+    assert theirs.keys() == ours.keys() and len(ours) == 4
+    # float32 sums in another order: relative to the largest element
+    for name, expected in theirs.items():
+        torch.testing.assert_close(
+            ours[name], expected, rtol=0, atol=2e-6 * float(expected.abs().max())
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -271,7 +323,9 @@ def test_in_16_bits_errors_are_those_of_peft(dtype):
     assert mine.keys() == theirs.keys() == exact.keys() and len(mine) == 4
     assert all(mine[name].dtype == theirs[name].dtype for name in mine)
     for name, right in exact.items():
-        error, other = ((found[name].double() - right).square().mean().sqrt() for found in (mine, theirs))
+        error, other = (
+            (found[name].double() - right).square().mean().sqrt() for found in (mine, theirs)
+        )
         cosine = torch.cosine_similarity(mine[name].double().flatten(), right.flatten(), dim=0)
         assert cosine > 0.9999 and (error <= 1.1 * other if name in ("y", "x") else True)
     with plain.disable_adapter():
@@ -313,5 +367,8 @@ def test_switched_off_and_merged_adapters(pair):
 def test_the_run_of_a_stage_that_was_stopped_is_named(tmp_path):
     for step in (2, 12):
         (tmp_path / "sft" / f"checkpoint-{step}").mkdir(parents=True)
-    for option, said in {"sft": f"by --resume, or give {tmp_path}/sft/checkpoint-", "rm": "`marlhf rm` wrote"}.items():
+    for option, said in {
+        "sft": f"by --resume, or give {tmp_path}/sft/checkpoint-",
+        "rm": "`marlhf rm` wrote",
+    }.items():
         fails(lambda: resolve_adapter_dir(option, str(tmp_path)), said)  # noqa: B023

@@ -30,7 +30,9 @@ DRAW = "ax = plt.subplots()[1]; ax.set(xlabel='x', ylabel='y', title='β = 0.012
 
 
 def errors(cells: list) -> list[str]:
-    return [f"{o.ename}: {o.evalue}" for cell in cells for o in cell.outputs if o.output_type == "error"]
+    return [
+        f"{o.ename}: {o.evalue}" for cell in cells for o in cell.outputs if o.output_type == "error"
+    ]
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +42,9 @@ def warm(installed):
     path = Path(folder.name) / "socket"
     command = [sys.executable, "-P", str(HERE / "warm_kernel.py"), "serve", str(path)]
     environment = os.environ | {"PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
-    server = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)
+    server = subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, start_new_session=True
+    )
     while server.poll() is None and not path.exists():
         time.sleep(0.1)
     yield path
@@ -58,7 +62,9 @@ def execute(monkeypatch, tmp_path, installed, warm):
     (kernels / "course").mkdir(parents=True)
     started = [sys.executable, "-P", str(HERE / "warm_kernel.py"), str(warm), "{connection_file}"]
     kernel = {"argv": started, "language": "python"}
-    (kernels / "course" / "kernel.json").write_text(json.dumps(kernel | {"display_name": "A course"}))
+    (kernels / "course" / "kernel.json").write_text(
+        json.dumps(kernel | {"display_name": "A course"})
+    )
     empty = tmp_path / "empty"
     empty.mkdir()
     monkeypatch.setenv("MARLHF_PROFILE", "smoke")
@@ -68,13 +74,22 @@ def execute(monkeypatch, tmp_path, installed, warm):
 
     def run(*cells: str, allow_errors: bool = False) -> list:
         """The cells after execution; the last one, added here, fails where a figure had no axis labels."""
-        watched = ["import figure_checks; _seen = figure_checks.watch()", *cells, "assert not _seen, _seen"]
-        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in watched])
+        watched = [
+            "import figure_checks; _seen = figure_checks.watch()",
+            *cells,
+            "assert not _seen, _seen",
+        ]
+        notebook = nbformat.v4.new_notebook(
+            cells=[nbformat.v4.new_code_cell(cell) for cell in watched]
+        )
         specs = KernelSpecManager(kernel_dirs=[str(kernels)], ensure_native_kernel=False)
         kernel = AsyncKernelManager(kernel_name="course", kernel_spec_manager=specs)
         where = {"metadata": {"path": str(empty)}}
-        client = NotebookClient(notebook, km=kernel, timeout=CELL_SECONDS, allow_errors=allow_errors, resources=where)
-        client.execute(cleanup_kc=True)  # else the kernel lives, with its memory, until the last test has ended
+        client = NotebookClient(
+            notebook, km=kernel, timeout=CELL_SECONDS, allow_errors=allow_errors, resources=where
+        )
+        # else the kernel lives, with its memory, until the last test has ended
+        client.execute(cleanup_kc=True)
         return notebook.cells[1:]
 
     return run
@@ -86,10 +101,16 @@ def with_answers(path: Path) -> list[str]:
     for cell in nbformat.read(path, 4).cells:
         if cell.cell_type == "code":
             sources.append(cell.source)
-            answers = exercise_answers.ANSWERS.get(path.name[:2], {}) if path.parent.name == "notebooks" else {}
+            answers = (
+                exercise_answers.ANSWERS.get(path.name[:2], {})
+                if path.parent.name == "notebooks"
+                else {}
+            )
             if exercise_answers.name_of(cell.source) in answers:
                 tried = f"exercise_answers.faults({path.name[:2]!r}, {cell.source!r}, globals())"
-                sources.append(f"import exercise_answers; _wrong = {tried}; assert not _wrong, _wrong")
+                sources.append(
+                    f"import exercise_answers; _wrong = {tried}; assert not _wrong, _wrong"
+                )
     return sources
 
 
@@ -101,10 +122,19 @@ def test_runs_in_the_smoke_profile(path, execute):
     assert "profile smoke" in str(cells), "the set-up cell calls marlhf_lab.figures.notebook.setup"
 
 
-def test_a_notebook_alone_reads_the_wheel_and_has_diagrams_and_figures_to_play_with(execute, installed):
-    shown = "diagram('sigma')", "play('signal_kept', height=700)", "import marlhf_lite; marlhf_lite.__file__"
+def test_a_notebook_alone_reads_the_wheel_and_has_diagrams_and_figures_to_play_with(
+    execute, installed
+):
+    shown = (
+        "diagram('sigma')",
+        "play('signal_kept', height=700)",
+        "import marlhf_lite; marlhf_lite.__file__",
+    )
     _, drawing, page, where = execute(SETUP, *shown)[:4]
-    assert "<title>" in drawing.outputs[0].data["image/svg+xml"] and "image/png" in drawing.outputs[0].data
+    assert (
+        "<title>" in drawing.outputs[0].data["image/svg+xml"]
+        and "image/png" in drawing.outputs[0].data
+    )
     (packed,) = re.findall(r"atob\(&quot;(.*?)&quot;", page.outputs[0].data["text/html"])
     assert b"accent-color" in gzip.decompress(base64.b64decode(packed))
     assert "image/png" in page.outputs[1].data, "a picture for where no page can be"
@@ -114,12 +144,18 @@ def test_a_notebook_alone_reads_the_wheel_and_has_diagrams_and_figures_to_play_w
 def test_figures_and_progress_in_a_notebook(execute):
     line = DRAW + "ax.plot([1, 2]); show(ax); plt.get_fignums()"
     bar = "from tqdm.auto import tqdm\nfor _ in tqdm(range(3), desc='three steps'): pass"
-    cells = execute(SETUP, line, line, bar, "sys.executable", "plt.plot([1, 2]); plt.show()", allow_errors=True)
+    cells = execute(
+        SETUP, line, line, bar, "sys.executable", "plt.plot([1, 2]); plt.show()", allow_errors=True
+    )
     _, first, again, progress, interpreter, own, check = cells
-    assert "image/png" in str(first.outputs) and "'[]'" in str(first.outputs), "one picture, and the figure closed"
+    assert "image/png" in str(first.outputs) and "'[]'" in str(first.outputs), (
+        "one picture, and the figure closed"
+    )
     assert first.outputs[0] == again.outputs[0], "a figure that is drawn again is the same text"
     assert first.outputs[0].metadata["image/png"]["width"] > 500, "pixels on the page"
-    assert {o.name for o in progress.outputs} == {"stdout"} and "three steps: 100%" in str(progress.outputs)
+    assert {o.name for o in progress.outputs} == {"stdout"} and "three steps: 100%" in str(
+        progress.outputs
+    )
     assert sys.executable in str(interpreter.outputs)
     assert "image/png" in str(own.outputs), "a student's own figure is shown without labels,"
     assert errors([check])[0].count("no label") == 1, "and in the lessons it would be found"
@@ -137,22 +173,34 @@ def test_profile_is_the_parameter_or_comes_from_the_environment(monkeypatch):
 
 def test_the_first_cells_of_a_lesson(execute):
     """As papermill runs them: the parameter that it sets behind the tagged cell counts."""
-    _, tagged, started = [cell.source for cell in nbformat.read(NOTEBOOKS[0], 4).cells if cell.cell_type == "code"][:3]
+    _, tagged, started = [
+        cell.source for cell in nbformat.read(NOTEBOOKS[0], 4).cells if cell.cell_type == "code"
+    ][:3]
     assert "profile gpu" in str(execute(tagged, "profile = 'gpu'", started)[2].outputs)
 
     without = "import sys, importlib.util; importlib.util.find_spec = lambda name: None"
     [line] = errors(execute(tagged, without, started, allow_errors=True))
-    assert line.startswith("AssertionError: marlhf_lite is missing. Type") and "%pip install git+https://" in line
+    assert (
+        line.startswith("AssertionError: marlhf_lite is missing. Type")
+        and "%pip install git+https://" in line
+    )
 
 
 def test_the_first_cell_installs_in_colab_and_only_from_an_address(tmp_path):
-    first = next(cell.source for cell in nbformat.read(NOTEBOOKS[0], 4).cells if cell.cell_type == "code")
+    first = next(
+        cell.source for cell in nbformat.read(NOTEBOOKS[0], 4).cells if cell.cell_type == "code"
+    )
     (tmp_path / "pip").write_text("#!/bin/sh\necho pip $@\n")
     (tmp_path / "pip").chmod(0o755)
     in_colab = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "COLAB_RELEASE_TAG": "release"}
     pointed = first.replace("OWNER/REPO", "ann/copy")
-    for command, shown in ((first, ""), (pointed, "pip install -q git+https://github.com/ann/copy\n")):
-        done = subprocess.run(["bash", "-c", command[1:]], env=in_colab, capture_output=True, text=True)
+    for command, shown in (
+        (first, ""),
+        (pointed, "pip install -q git+https://github.com/ann/copy\n"),
+    ):
+        done = subprocess.run(
+            ["bash", "-c", command[1:]], env=in_colab, capture_output=True, text=True
+        )
         assert (done.stdout, done.stderr) == (shown, "")
 
 
@@ -161,7 +209,9 @@ def test_a_package_that_was_imported_before_its_replacement_asks_for_a_new_kerne
     import pyarrow
 
     monkeypatch.setattr(pyarrow, "__version__", "18.1.0")
-    with pytest.raises(InputError, match=r"pyarrow 18\.1\.0 was imported before .* restart the kernel"):
+    with pytest.raises(
+        InputError, match=r"pyarrow 18\.1\.0 was imported before .* restart the kernel"
+    ):
         notebook.check_restart()
 
 
@@ -172,7 +222,10 @@ def test_badges_are_rewritten_everywhere_and_nothing_else(tmp_path):
     text += "%pip install -q git+https://github.com/OWNER/REPO torch; see https://github.com/huggingface/trl\n"
 
     (tmp_path / "notebooks" / "solutions").mkdir(parents=True)
-    files = [tmp_path / name for name in ("README.md", "notebooks/x.ipynb", "notebooks/solutions/x.ipynb")]
+    files = [
+        tmp_path / name
+        for name in ("README.md", "notebooks/x.ipynb", "notebooks/solutions/x.ipynb")
+    ]
     for file in files:
         file.write_text(text)
     make = ["make", "-f", str(ROOT / "Makefile"), "badges"]
@@ -180,5 +233,7 @@ def test_badges_are_rewritten_everywhere_and_nothing_else(tmp_path):
         subprocess.run([*make, f"REPO={repository}"], cwd=tmp_path, check=True)
         assert all(file.read_text() == text.replace("OWNER/REPO", repository) for file in files)
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(files)
-    refused = subprocess.run([*make, "REPO=https://github.com/a/b"], cwd=tmp_path, capture_output=True, text=True)
+    refused = subprocess.run(
+        [*make, "REPO=https://github.com/a/b"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert refused.returncode == 2 and "REPO=" in refused.stderr

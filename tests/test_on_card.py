@@ -49,7 +49,10 @@ RESULTS = Path(__file__).parents[1] / "data" / "results" / "gpu"
 
 def relative(ours, theirs):
     """The largest difference, relative to the largest element."""
-    return float((ours.double().cpu() - theirs.double().cpu()).abs().max() / theirs.double().abs().max().cpu())
+    return float(
+        (ours.double().cpu() - theirs.double().cpu()).abs().max()
+        / theirs.double().abs().max().cpu()
+    )
 
 
 @pytest.fixture
@@ -92,8 +95,15 @@ def test_tiles_give_what_full_logits_give(monkeypatch, dtype, softcap):
 def test_the_device_gives_what_the_cpu_gives(model, monkeypatch):
     expected = copy.deepcopy(model).double()
     positions = (MASK.cumsum(-1) - 1).clamp(min=0)
-    logits = expected(input_ids=TOKENS, attention_mask=MASK, position_ids=positions, use_cache=False).logits
-    wanted = (logits[:, -LENGTH - 1 : -1] / 0.8).log_softmax(-1).gather(-1, TOKENS[:, -LENGTH:, None]).squeeze(-1)
+    logits = expected(
+        input_ids=TOKENS, attention_mask=MASK, position_ids=positions, use_cache=False
+    ).logits
+    wanted = (
+        (logits[:, -LENGTH - 1 : -1] / 0.8)
+        .log_softmax(-1)
+        .gather(-1, TOKENS[:, -LENGTH:, None])
+        .squeeze(-1)
+    )
     found, _ = outputs(model)
     assert relative(found, wanted.detach()) < 1e-3
 
@@ -132,12 +142,16 @@ def test_make_gpu_counts_what_a_stored_update_had_to_compute(gpu_script, way, sh
     from gpu_updates import training_flops
 
     record = json.loads((RESULTS / "nvidia_h100_80gb_hbm3.json").read_text(encoding="utf-8"))
-    run = next(run for run in record["parts"]["update"]["runs"] if (run["way"], run["n"]) == (way, 1))
+    run = next(
+        run for run in record["parts"]["update"]["runs"] if (run["way"], run["n"]) == (way, 1)
+    )
     head, asked, phases = 256_000 * 2048, record["arguments"], run["seconds_by_phase"]
     responses = asked["batch"] * asked["response"]
     tokens = asked["batch"] * asked["prompt"] + responses
     work = training_flops(run["parameters"] - head, head, tokens, responses, way)
-    assert work / (phases["scoring"] + phases["training"]) / 989e12 == pytest.approx(share, abs=0.001)
+    assert work / (phases["scoring"] + phases["training"]) / 989e12 == pytest.approx(
+        share, abs=0.001
+    )
 
 
 # A process that has used the card cannot begin anew on the CPU; on the card `make gpu` itself measures.
@@ -149,7 +163,10 @@ def test_make_gpu_measures_row_by_row_and_goes_on(gpu_script, tmp_path, capsys):
     log, out = tmp_path / "new" / "gpu.jsonl", tmp_path / "gpu.json"
     log.parent.mkdir()
     broken = "3 lora: + no checkpointing"
-    killed = {"name": "3 lora: + 16-bit adapters", "begun": True}, {"name": broken, "error": "it was killed"}
+    killed = (
+        {"name": "3 lora: + 16-bit adapters", "begun": True},
+        {"name": broken, "error": "it was killed"},
+    )
     log.write_text("".join(json.dumps(line) + "\n" for line in killed))
     given = ["--device", "cpu", "--tiny", "--rows", "2-3", "--log", str(log), "--out", str(out)]
     assert gpu_script.main(given) == 1  # for the error, which stays until its line is deleted
@@ -161,7 +178,11 @@ def test_make_gpu_measures_row_by_row_and_goes_on(gpu_script, tmp_path, capsys):
         assert run["tflop"] > 0 and run["generated_tokens_per_second"] > 0 and run["peak_gib"] > 0
     old, *some, new = found.values()
     assert old["checkpointing"] and old["rows_a_pass"] == 2 and len(old["profile"]["top"]) == 25
-    assert all(run["checkpointing"] for run in some) and not new["checkpointing"] and new["rows_a_pass"] == 4
+    assert (
+        all(run["checkpointing"] for run in some)
+        and not new["checkpointing"]
+        and new["rows_a_pass"] == 4
+    )
     lines = log.read_text()
     assert gpu_script.main(given) == 1 and log.read_text() == lines
 
@@ -169,7 +190,9 @@ def test_make_gpu_measures_row_by_row_and_goes_on(gpu_script, tmp_path, capsys):
 @without_card
 def test_make_gpu_without_a_card_says_so_in_one_line(gpu_script, capsys):
     assert gpu_script.main([]) == 0
-    assert capsys.readouterr().out == "make gpu: no CUDA device here, so there is nothing to measure\n"
+    assert (
+        capsys.readouterr().out == "make gpu: no CUDA device here, so there is nothing to measure\n"
+    )
 
 
 # -- fused kernels ----------------------------------------------------------------------------------------------------
@@ -186,7 +209,8 @@ def test_fused_kernels_give_what_the_layers_give():
     pytest.importorskip("liger_kernel", reason="liger-kernel is not installed")
     torch.manual_seed(0)
     kinds = (GemmaForCausalLM, GemmaForSequenceClassification)
-    for plain in [nudge(kind(CONFIG).eval(), 1).to(DEVICE) for kind in kinds]:  # made before the classes are patched
+    # made before the classes are patched
+    for plain in [nudge(kind(CONFIG).eval(), 1).to(DEVICE) for kind in kinds]:
         fused, found = use_fused_kernels(copy.deepcopy(plain)), []
         for one in (plain, fused):
             states = one.model(TOKENS.to(DEVICE), attention_mask=MASK.to(DEVICE)).last_hidden_state
@@ -218,7 +242,9 @@ def test_steps_in_fixed_tensors_draw_the_tokens_of_generate(model, sampling, end
     torch.manual_seed(1)
     given = {"input_ids": ids, "attention_mask": mask, "pad_token_id": 0, "eos_token_id": ends}
     right = model.generate(**given, **sampling.arguments())
-    assert torch.equal(found[:, : right.shape[1]], right) and (found[:, right.shape[1] :] == 0).all()
+    assert (
+        torch.equal(found[:, : right.shape[1]], right) and (found[:, right.shape[1] :] == 0).all()
+    )
     assert found.shape[1] == ids.shape[1] + sampling.max_new_tokens
 
 
@@ -237,8 +263,12 @@ def test_what_a_graph_cannot_replay_is_left_to_generate(model):
     window = MistralForCausalLM(MistralConfig(**SMALL, sliding_window=8))
     assert not has_plain_cache(window)
     assert has_plain_cache(MistralForCausalLM(MistralConfig(**SMALL, sliding_window=None)))
-    assert not has_plain_cache(GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=9)))
+    assert not has_plain_cache(
+        GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=9))
+    )
     dynamic = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
-    assert not has_plain_cache(MistralForCausalLM(MistralConfig(**SMALL, sliding_window=None, rope_parameters=dynamic)))
+    assert not has_plain_cache(
+        MistralForCausalLM(MistralConfig(**SMALL, sliding_window=None, rope_parameters=dynamic))
+    )
     model.set_attn_implementation("eager")
     assert not has_plain_cache(model)

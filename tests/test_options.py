@@ -17,7 +17,11 @@ from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.utils.run_folder import RunFolder
 
 OWNER = {f.name: (name, f) for name, command in COMMANDS.items() for f in fields(command)}
-TYPES = {name: hint for command in COMMANDS.values() for name, hint in typing.get_type_hints(command).items()}
+TYPES = {
+    name: hint
+    for command in COMMANDS.values()
+    for name, hint in typing.get_type_hints(command).items()
+}
 FLOATS = (float, float | None)
 BOUNDED = [name for name, (_, f) in OWNER.items() if set(f.metadata) & set(BOUNDS)]
 
@@ -56,11 +60,26 @@ def test_one_name_is_one_option():
 WORDS = "--preset released --config FILE --reward_pooling mean --updates 3"
 FILE = "score_clip: 1.5\nreward_pooling: sum\nseed: 4\nwhiten: true\nn: .inf\nkl_coef: 1e-3\nsize: 40\n"
 WINS = [  # command, its words -> what it reads
-    ("run", WORDS, {"rm_loss": "all", "score_clip": 1.5, "reward_pooling": "mean", "seed": 4, "updates": 3}),
-    ("run", WORDS, {"size": 40, "whiten": True, "n": "inf", "kl_coef": 0.001, "batch_size": PPOConfig().batch_size}),
+    (
+        "run",
+        WORDS,
+        {"rm_loss": "all", "score_clip": 1.5, "reward_pooling": "mean", "seed": 4, "updates": 3},
+    ),
+    (
+        "run",
+        WORDS,
+        {
+            "size": 40,
+            "whiten": True,
+            "n": "inf",
+            "kl_coef": 0.001,
+            "batch_size": PPOConfig().batch_size,
+        },
+    ),
     ("run", "--seed 5 --config FILE", {"seed": 5}),
     ("run", "--config FILE --seed 5", {"seed": 5}),
-    ("sft", "--config FILE --preset gemma-2b/webgpt", {"sft_epochs": 3, "seed": 4}),  # keys of others are left out
+    # keys of others are left out
+    ("sft", "--config FILE --preset gemma-2b/webgpt", {"sft_epochs": 3, "seed": 4}),
     ("demo", "--updates 7", {"updates": 7, "sft_epochs": 1.0}),  # over the demo's own preset
     ("demo", "--preset gemma-2b/tldr", {"sft_epochs": 3}),
     ("run", "--preset gemma-2b/webgpt", {"prompt_epochs": 4.0}),
@@ -81,10 +100,24 @@ def test_empty_config_and_empty_values(config, content):
 
 
 def test_a_runs_own_config_comes_back_as_it_was(config):
-    argv = ["--preset", "paper", "--output_dir", "runs/x", "--whiten", "--n", "inf", "--reward", "gold"]
+    argv = [
+        "--preset",
+        "paper",
+        "--output_dir",
+        "runs/x",
+        "--whiten",
+        "--n",
+        "inf",
+        "--reward",
+        "gold",
+    ]
     argv += ["--lora_target_modules=-x|.*q_proj", "--batch-size", "8", "--last_token_alone=true"]
     first = read(*argv)
-    assert first.lora_target_modules == "-x|.*q_proj" and first.batch_size == 8 and first.last_token_alone
+    assert (
+        first.lora_target_modules == "-x|.*q_proj"
+        and first.batch_size == 8
+        and first.last_token_alone
+    )
     saved = yaml.safe_dump(asdict(first) | {"versions": {"python": "3.11"}}, sort_keys=False)
     assert read("--config", config(saved)) == first
 
@@ -106,7 +139,8 @@ def runs(tmp_path):
 
 def test_a_stage_takes_data_and_model_from_the_run_it_is_given(runs, config, tmp_path):
     own = {"dataset": "pairs.jsonl", "size": 40, "model": "some/model", "dtype": "bfloat16"}
-    run, odd = runs("a", **own), runs("lam=1", dataset="pairs.jsonl")  # a folder's name may hold the sign
+    # a folder's name may hold the sign
+    run, odd = runs("a", **own), runs("lam=1", dataset="pairs.jsonl")
     for folder in (run, f"{run}/sft"):
         options = read("--sft", folder, command="ppo")
         assert own.items() <= asdict(options).items() and options.updates == 30  # of another stage
@@ -122,7 +156,12 @@ def test_a_stage_takes_data_and_model_from_the_run_it_is_given(runs, config, tmp
 @pytest.mark.parametrize("layer", range(4))
 def test_of_two_sources_the_stronger_one_wins(config, monkeypatch, layer):
     """Four layers, each with all below it: the default, a preset, a file, a flag; also for a run that goes on."""
-    layers = [[], ["--preset", "released"], ["--config", config("score_clip: 1.5\n")], ["--score_clip", "3"]]
+    layers = [
+        [],
+        ["--preset", "released"],
+        ["--config", config("score_clip: 1.5\n")],
+        ["--score_clip", "3"],
+    ]
     words = [word for sources in layers[: layer + 1] for word in sources]
     for order in (words, words[2:] + words[:2]):
         assert read(*order, command="ppo").score_clip == (0.0, 2.5, 1.5, 3.0)[layer]
@@ -163,7 +202,9 @@ def test_contradictions_to_the_given_run_are_refused(runs, words):
     run, other = (runs(name, dataset=f"{name}.jsonl", size=40, model="some/model") for name in "ab")
     named = f"--rm {other}" if "--rm" in words else words
     source = named if "--rm" in words else f"--sft {run}"
-    fails(lambda: read("--sft", run, *named.split(), command="ppo"), f"{source}: ", words.split()[0])
+    fails(
+        lambda: read("--sft", run, *named.split(), command="ppo"), f"{source}: ", words.split()[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -180,9 +221,14 @@ def test_rows_may_not_differ_from_those_of_a_run_with_the_defaults(runs, stored,
     words = words.replace("OTHER", other).split()
     fails(lambda: read("--sft", run, *words, command="ppo"), f": made with {made}, but ", fix)
     assert read("--sft", run, command="ppo").size == stored.get("size")
-    assert read("--sft", runs("c", dataset=None), "--size", "4", command="ppo").size == 4, "data of a program's own"
+    assert read("--sft", runs("c", dataset=None), "--size", "4", command="ppo").size == 4, (
+        "data of a program's own"
+    )
     if "--rm" not in words:
-        assert read("--sft", run, "--dataset", "own.jsonl", *words, command="ppo").dataset == "own.jsonl"
+        assert (
+            read("--sft", run, "--dataset", "own.jsonl", *words, command="ppo").dataset
+            == "own.jsonl"
+        )
 
 
 def test_the_shape_of_a_given_adapter_cannot_be_changed(runs):
@@ -191,8 +237,15 @@ def test_the_shape_of_a_given_adapter_cannot_be_changed(runs):
     run, other = runs("a", **shape), runs("b", lora_r=8)
     for name in shape:
         words = [f"--{name}", "9"]
-        fails(lambda w=words: read("--sft", run, *w, command="ppo"), f"--sft {run}: made with --{name} ", f"{name} 9")
-        fails(lambda w=words: read("--resume", run, *w, command="ppo"), f"--{name} 9: the run was started with ")
+        fails(
+            lambda w=words: read("--sft", run, *w, command="ppo"),
+            f"--sft {run}: made with --{name} ",
+            f"{name} 9",
+        )
+        fails(
+            lambda w=words: read("--resume", run, *w, command="ppo"),
+            f"--{name} 9: the run was started with ",
+        )
     assert read("--sft", run, "--lora_r", "4", command="ppo").lora_alpha == 8
     assert read("--policies", f"x={run},y={other}", "--sft", run, command="evaluate").lora_r == 4
     assert read("--rm", run, "--lora_r", "9", command="run").lora_r == 9
@@ -209,7 +262,9 @@ def test_a_run_that_goes_on_may_take_another_sampler_and_less_memory(runs):
     run = runs("a", sampler="mine:Own", micro_batch_size=8, generation_batch_size=0)
     assert read("--resume", run, command="ppo").sampler == "mine:Own"
     assert read("--resume", run, "--sampler", "generate", command="ppo").sampler == "generate"
-    less = read("--resume", run, "--generation_batch_size", "2", "--micro_batch_size", "4", command="ppo")
+    less = read(
+        "--resume", run, "--generation_batch_size", "2", "--micro_batch_size", "4", command="ppo"
+    )
     assert (less.generation_batch_size, less.micro_batch_size) == (2, 4)
 
 
@@ -220,10 +275,17 @@ def test_a_run_that_goes_on_may_take_another_sampler_and_less_memory(runs):
 def test_bounds(name):
     command, f = OWNER[name]
     is_float = TYPES[name] in FLOATS
-    beyond = {"least": -0.001 if is_float else -1, "above": 0, "most": 0.001 if is_float else 1, "below": 0}
+    beyond = {
+        "least": -0.001 if is_float else -1,
+        "above": 0,
+        "most": 0.001 if is_float else 1,
+        "below": 0,
+    }
     outside = [f.metadata[bound] + beyond[bound] for bound in BOUNDS if bound in f.metadata]
     for value in [*outside, *([float("nan")] if is_float else [])]:
-        fails(lambda v=value: read(f"--{name}", str(v), command=command), f"--{name} ", "it must be")
+        fails(
+            lambda v=value: read(f"--{name}", str(v), command=command), f"--{name} ", "it must be"
+        )
         fails(lambda v=value: COMMANDS[command](**{name: v}), f"--{name} ", "it must be")
     for edge in [f.metadata[bound] for bound in ("least", "most") if bound in f.metadata]:
         assert getattr(read(f"--{name}", str(edge), command=command), name) == edge
@@ -256,8 +318,13 @@ def test_every_number_is_bounded_and_every_choice_is_a_type():
 def test_a_switch_that_a_run_may_decide(words, value, tmp_path):
     assert read(*words, command="ppo").gradient_checkpointing is value
     (tmp_path / "my.yaml").write_text(f"gradient_checkpointing: {value}")
-    assert read("--config", str(tmp_path / "my.yaml"), command="ppo").gradient_checkpointing == value
-    fails(lambda: read("--gradient_checkpointing", "perhaps", command="ppo"), "--gradient_checkpointing")
+    assert (
+        read("--config", str(tmp_path / "my.yaml"), command="ppo").gradient_checkpointing == value
+    )
+    fails(
+        lambda: read("--gradient_checkpointing", "perhaps", command="ppo"),
+        "--gradient_checkpointing",
+    )
 
 
 def test_rules_from_options():
@@ -268,7 +335,10 @@ def test_rules_from_options():
     assert made == RandomizedNGram((1, 2, 3), 3, 3)
     for name in presets():
         make_rule(read("--preset", name))
-    lists = {"lengths": ["2,x", "", "2,,3", "0,3", "2.5", "[2, 3]"], "n": ["0", "-1", "2.5", "", "five", "1,2"]}
+    lists = {
+        "lengths": ["2,x", "", "2,,3", "0,3", "2.5", "[2, 3]"],
+        "n": ["0", "-1", "2.5", "", "five", "1,2"],
+    }
     for option, wrong in ((option, wrong) for option, words in lists.items() for wrong in words):
         termination = "randomized" if option == "lengths" else "fixed"
         macro = MacroConfig(termination=termination, **{option: wrong})
@@ -292,17 +362,29 @@ def test_help_all_lists_every_option_once_with_its_type_own_ones_first(name, cap
     letters, own = "".join(shown.split()), fields(COMMANDS[name])  # lines may break at hyphens
     assert COMMANDS[name].__doc__.partition("\n")[0] in shown
     for f in own:
-        assert len(re.findall(rf"^  --{f.name} (?:\[?(?:TEXT|INT|FLOAT|BOOL)|\{{)", shown, re.M)) == 1, f.name
+        assert (
+            len(re.findall(rf"^  --{f.name} (?:\[?(?:TEXT|INT|FLOAT|BOOL)|\{{)", shown, re.M)) == 1
+        ), f.name
         assert "".join(f.metadata["help"].split()) in letters, f.name
-    assert re.search(r"^  --(\w+) ", shown, re.M)[1] not in ("model", "seed", "output_dir", "config")
+    assert re.search(r"^  --(\w+) ", shown, re.M)[1] not in (
+        "model",
+        "seed",
+        "output_dir",
+        "config",
+    )
     assert "--preset" in shown
     example = COMMANDS[name].__doc__.split("example: ")[1].split()
     assert example[:2] == ["marlhf", name]  # its options exist
-    assert {word[2:] for word in example if word.startswith("--")} <= {f.name for f in own} | {"preset", "config"}
+    assert {word[2:] for word in example if word.startswith("--")} <= {f.name for f in own} | {
+        "preset",
+        "config",
+    }
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_lists_the_options_that_most_users_need_and_those_of_the_command(name, capsys, monkeypatch):
+def test_help_lists_the_options_that_most_users_need_and_those_of_the_command(
+    name, capsys, monkeypatch
+):
     common, own = set(COMMON.split()), {f.name for f in groups(COMMANDS[name]).get(OWN, ())}
     assert len(common) == 25 and common < OPTIONS
     shown = set(re.findall(r"^  --(\w+) ", help_of(name, "--help", capsys, monkeypatch), re.M))
@@ -313,7 +395,9 @@ def test_help_lists_the_options_that_most_users_need_and_those_of_the_command(na
 # What a command says of its work
 
 
-NEEDS = {  # command -> the stages that it trains, whether it answers in the end, the part that a file of its own is
+# command -> the stages that it trains, whether it answers in the end, the part that a file of its
+# own is
+NEEDS = {
     "demo": (("sft", "rm", "ppo"), True, ""),
     "run": (("sft", "rm", "ppo"), True, ""),
     "sft": (("sft",), False, "sft"),
@@ -332,4 +416,8 @@ def test_what_each_command_needs():
     assert found == NEEDS
     assert {name for name in NEEDS if COMMANDS[name]().methods} == {"demo", "run", "ppo"}
     assert COMMANDS["run"](reward="gold").stages == ("sft", "ppo")
-    assert {name for name in NEEDS if COMMANDS[name]().runs_programs} == NEEDS.keys() - {"sft", "rm", "data"}
+    assert {name for name in NEEDS if COMMANDS[name]().runs_programs} == NEEDS.keys() - {
+        "sft",
+        "rm",
+        "data",
+    }

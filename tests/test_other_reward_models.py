@@ -23,9 +23,20 @@ def other(tiny, tmp_path):
     def make(labels=1, words=None, with_tokenizer=True, own=True):
         tokenizer = small_tokenizer("byte_level") if own else load_tokenizer(tiny.model)
         torch.manual_seed(0)
-        special = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("pad", "bos", "eos")}
-        sizes = {"n_positions": 256, "n_embd": 16, "n_layer": 1, "n_head": 2, "initializer_range": 0.5}
-        config = GPT2Config(vocab_size=words or len(tokenizer), num_labels=labels, **sizes, **special)
+        special = {
+            f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id")
+            for kind in ("pad", "bos", "eos")
+        }
+        sizes = {
+            "n_positions": 256,
+            "n_embd": 16,
+            "n_layer": 1,
+            "n_head": 2,
+            "initializer_range": 0.5,
+        }
+        config = GPT2Config(
+            vocab_size=words or len(tokenizer), num_labels=labels, **sizes, **special
+        )
         GPT2ForSequenceClassification(config).save_pretrained(tmp_path / "rm")
         if with_tokenizer:
             tokenizer.save_pretrained(tmp_path / "rm")
@@ -37,16 +48,23 @@ def other(tiny, tmp_path):
 @pytest.fixture
 def words(tiny, sft, tmp_path):
     """The words of a command that trains PPO or scores answers on a few prompts."""
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"Is {i} even?"}) + "\n" for i in range(20)))
+    (tmp_path / "prompts.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"Is {i} even?"}) + "\n" for i in range(20))
+    )
     return f"--model {tiny.model} --sft {sft} --dataset {tmp_path}/prompts.jsonl".split()
 
 
 def by_hand(folder, texts):
     """The score of each text alone, by transformers."""
-    model, tokenizer = GPT2ForSequenceClassification.from_pretrained(folder).eval(), load_tokenizer(str(folder))
+    model, tokenizer = (
+        GPT2ForSequenceClassification.from_pretrained(folder).eval(),
+        load_tokenizer(str(folder)),
+    )
     with torch.no_grad():
         return [
-            model(torch.tensor([tokenizer(text, split_special_tokens=False)["input_ids"]])).logits.item()
+            model(
+                torch.tensor([tokenizer(text, split_special_tokens=False)["input_ids"]])
+            ).logits.item()
             for text in texts
         ]
 
@@ -54,7 +72,17 @@ def by_hand(folder, texts):
 def test_texts_are_scored_by_the_own_tokenizer(other, words, tmp_path):
     """In training and evaluation."""
     folder, run, out = other(), tmp_path / "run", tmp_path / "e"
-    command = ["ppo", *words, "--rm", str(folder), *SIZES.split(), "--critic_init", "sft", "--output_dir", str(run)]
+    command = [
+        "ppo",
+        *words,
+        "--rm",
+        str(folder),
+        *SIZES.split(),
+        "--critic_init",
+        "sft",
+        "--output_dir",
+        str(run),
+    ]
     assert main(command) == 0
     assert (
         main(
@@ -72,7 +100,9 @@ def test_texts_are_scored_by_the_own_tokenizer(other, words, tmp_path):
         )
         == 0
     )
-    trained = [json.loads(line) for line in (run / "ppo" / "samples.jsonl").read_text().splitlines()]
+    trained = [
+        json.loads(line) for line in (run / "ppo" / "samples.jsonl").read_text().splitlines()
+    ]
     stored = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
     for rows, score in ((trained, "score"), (stored, "rm_score")):
         texts = [row["prompt"] + row["response"] + "<eos>" * row["ended"] for row in rows]
@@ -84,10 +114,20 @@ def test_messages_are_written_by_the_own_template(tokenizer):
     said = {"WRITTEN": [{"role": "user", "content": "Why?"}]}
     rollout = from_texts(tokenizer, ["WRITTEN"], [" So."], 99)
     read = TextReader(own, said)(rollout)
-    assert read.prompts == ["<bos>user: Why?<bos>assistant: "] and read.responses == [" So."] and bool(read.ended)
-    assert read.tokens[0].tolist().count(own.bos_token_id) == 2 and read.tokens[0, -1] == own.eos_token_id
+    assert (
+        read.prompts == ["<bos>user: Why?<bos>assistant: "]
+        and read.responses == [" So."]
+        and bool(read.ended)
+    )
+    assert (
+        read.tokens[0].tolist().count(own.bos_token_id) == 2
+        and read.tokens[0, -1] == own.eos_token_id
+    )
     own.chat_template = None
-    assert TextReader(own, said).prompts(["WRITTEN", "plain"]) == ["\n\nHuman: Why?\n\nAssistant:", "plain"]
+    assert TextReader(own, said).prompts(["WRITTEN", "plain"]) == [
+        "\n\nHuman: Why?\n\nAssistant:",
+        "plain",
+    ]
 
 
 def load_tokenizer_with(tokenizer):
@@ -104,13 +144,36 @@ def load_tokenizer_with(tokenizer):
     ("model", "more", "reason"),
     [
         ({"labels": 2}, [], "2 numbers a text"),
-        ({}, [], "the critic cannot start from it (it has another tokenizer): add --critic_init sft"),
-        ({"own": False}, [], "(it is a whole model, and --finetune lora trains adapters): add --critic_init sft"),
-        ({"words": 50, "with_tokenizer": False}, ["--critic_init", "sft"], "save its own tokenizer there"),
+        (
+            {},
+            [],
+            "the critic cannot start from it (it has another tokenizer): add --critic_init sft",
+        ),
+        (
+            {"own": False},
+            [],
+            "(it is a whole model, and --finetune lora trains adapters): add --critic_init sft",
+        ),
+        (
+            {"words": 50, "with_tokenizer": False},
+            ["--critic_init", "sft"],
+            "save its own tokenizer there",
+        ),
     ],
 )
-def test_what_cannot_score_is_refused_before_training(other, words, tmp_path, capsys, model, more, reason):
-    command = ["ppo", *words, "--rm", str(other(**model)), *SIZES.split(), *more, "--output_dir", str(tmp_path / "run")]
+def test_what_cannot_score_is_refused_before_training(
+    other, words, tmp_path, capsys, model, more, reason
+):
+    command = [
+        "ppo",
+        *words,
+        "--rm",
+        str(other(**model)),
+        *SIZES.split(),
+        *more,
+        "--output_dir",
+        str(tmp_path / "run"),
+    ]
     assert main(command) == 2 and not (tmp_path / "run").exists()
     error = capsys.readouterr().err.splitlines()[-1]
     assert f"error: --rm {tmp_path / 'rm'}: " in error and reason in error

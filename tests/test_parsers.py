@@ -26,7 +26,8 @@ from marlhf_lite.tasks.tiny_tldr.grammar import detokenize
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 needs_link = pytest.mark.skipif(
-    shutil.which("link-parser") is None, reason="link-parser is not installed (apt-get install link-grammar)"
+    shutil.which("link-parser") is None,
+    reason="link-parser is not installed (apt-get install link-grammar)",
 )
 
 
@@ -53,7 +54,10 @@ def grammar_parser():
 def test_grammar_gives_the_trees_that_text_was_made_from(grammar_parser):
     rng = random.Random(3)
     posts = [make_post(rng) for _ in range(40)]
-    for trees in [*(post.trees for post in posts), *(make_summary(rng, p, Quality(1.0, 0.2, 0.8)) for p in posts)]:
+    for trees in [
+        *(post.trees for post in posts),
+        *(make_summary(rng, p, Quality(1.0, 0.2, 0.8)) for p in posts),
+    ]:
         text = summary_text(trees)
         found = grammar_parser(text)
         check(found, text)
@@ -66,7 +70,10 @@ def test_grammar_gives_the_trees_that_text_was_made_from(grammar_parser):
     [
         ("She moved to Xyzzyville.", "(PP (IN to) (NP (NNP Xyzzyville)))"),  # no such place
         ("He waited 7 days.", "(NP (CD 7) (NNS days))"),
-        ("My boss Tol visited Marwick with Bruna.", "(NP (NP (NNP Marwick)) (PP (IN with) (NP (NNP Bruna))))"),
+        (
+            "My boss Tol visited Marwick with Bruna.",
+            "(NP (NP (NNP Marwick)) (PP (IN with) (NP (NNP Bruna))))",
+        ),
         ("She lost the cat.", "(NP (DT the) (NN cat))"),  # no template, but the grammar's
     ],
 )
@@ -79,7 +86,14 @@ def test_grammar_reads_what_models_make_of_it(grammar_parser, sentence, phrase):
 @given(st.text(max_size=60))
 def test_grammar_takes_any_text(grammar_parser, text):
     check(grammar_parser(text), text)
-    for other in ("She moved to", "He zzz.", "to moved She.", "She moved to Marwick .. .", "?", "é"):
+    for other in (
+        "She moved to",
+        "He zzz.",
+        "to moved She.",
+        "She moved to Marwick .. .",
+        "?",
+        "é",
+    ):
         assert all(s.tree is None for s in grammar_parser(other))
 
 
@@ -104,7 +118,9 @@ def test_link_parses_english(link):
     found = link(text)
     check(found, text)
     assert len(found) == 3 and all(s.tree is not None for s in found)
-    assert found[1].tree.pformat(margin=999) == "(S (NP The old cat) (VP sat (PP on (NP the mat))) .)"
+    assert (
+        found[1].tree.pformat(margin=999) == "(S (NP The old cat) (VP sat (PP on (NP the mat))) .)"
+    )
     assert "it’s" not in found[2].tree.leaves() and "’s" in found[2].tree.leaves()
 
 
@@ -117,14 +133,17 @@ ODD_SENTENCES = [
 
 @needs_link
 def test_link_takes_any_sentence(link):
-    parsed = link.parse([text for sentence in ODD_SENTENCES for text in (sentence, f"It works, {len(sentence)}.")])
+    parsed = link.parse(
+        [text for sentence in ODD_SENTENCES for text in (sentence, f"It works, {len(sentence)}.")]
+    )
     for sentence in ODD_SENTENCES:
         found = parsed[sentence]
         check(found, sentence, whole=False)
         if sentence.startswith(("!", "%")):  # a word to be parsed, not a command
             assert "".join(found[0].tree.leaves()) == sentence
         number = str(len(sentence))
-        assert parsed[f"It works, {number}."][0].tree.leaves() == ["It", "works", ",", number, "."]  # still in step
+        # still in step
+        assert parsed[f"It works, {number}."][0].tree.leaves() == ["It", "works", ",", number, "."]
 
 
 @needs_link
@@ -160,30 +179,74 @@ def test_link_s_parser_is_a_rule_by_its_name(link_phrases, tmp_path, monkeypatch
     """One process parses the sentences of all responses."""
     rule = make_rule(MacroConfig(termination="link_phrases:Phrases"))
     started, run = [], subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda *args, **rest: started.append(args) or run(*args, **rest))
-    tokens = Pieces("The", " old", " cat", " sat", " on", " the", " mat", ".", " A", " dog", " barked")
+    monkeypatch.setattr(
+        subprocess, "run", lambda *args, **rest: started.append(args) or run(*args, **rest)
+    )
+    tokens = Pieces(
+        "The", " old", " cat", " sat", " on", " the", " mat", ".", " A", " dog", " barked"
+    )
     ids = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7], [8, 9, 10, 7, 8, 9, 10, 7]])
     macros = rule(torch.ones(2, 8, dtype=torch.bool), token_ids=ids, tokenizer=tokens)
     assert len(started) == 1 and rule.metrics()["fallback_rate"] == 0
     assert macros.spans() == [[(0, 3), (3, 8)], [(0, 4), (4, 8)]]
     monkeypatch.setenv("PATH", str(tmp_path))
     name = MacroConfig(termination="link_phrases:Phrases")
-    fails(lambda: make_rule(name), "--termination link_phrases:Phrases", "apt-get install link-grammar")
+    fails(
+        lambda: make_rule(name),
+        "--termination link_phrases:Phrases",
+        "apt-get install link-grammar",
+    )
     fails(lambda: link_phrases.LinkGrammarParser(command="/bin/false"), "dictionary")
 
 
 def test_link_replies_are_read(link_phrases):
     read_constituents, align = link_phrases.read_constituents, link_phrases.align
     reply = "\n(S (NP the cat.n) (VP sat.v-d (PP on (NP the mat.n))) .)\n\n(S (NP second))"
-    assert read_constituents(reply).leaves() == ["the", "cat.n", "sat.v-d", "on", "the", "mat.n", "."]
+    assert read_constituents(reply).leaves() == [
+        "the",
+        "cat.n",
+        "sat.v-d",
+        "on",
+        "the",
+        "mat.n",
+        ".",
+    ]
     assert read_constituents("(ADJP (S (NP it) .))\n\n").leaves() == ["it", "."]
     for none in ("", "No linkages\n", "(S (NP the", "(S"):
         assert read_constituents(none) is None
-    words = ["the", "asdf{?}.n", "{of}", "12.5{!}", "Mr..x", "'s.v", "{", "{}}", "U.S", ".", "....v"]
+    words = [
+        "the",
+        "asdf{?}.n",
+        "{of}",
+        "12.5{!}",
+        "Mr..x",
+        "'s.v",
+        "{",
+        "{}}",
+        "U.S",
+        ".",
+        "....v",
+    ]
     text = "The asdf of 12.5  Mr.'s {} U.S. ..."
     spans = align(words, text)
-    assert [text[a:b] for a, b in spans] == ["The", "asdf", "of", "12.5", "Mr.", "'s", "{", "}", "U.S", ".", "..."]
-    assert align(["the", "cat"], "The dog") is None and align(["the"], "The dog") is None and align([], "x") is None
+    assert [text[a:b] for a, b in spans] == [
+        "The",
+        "asdf",
+        "of",
+        "12.5",
+        "Mr.",
+        "'s",
+        "{",
+        "}",
+        "U.S",
+        ".",
+        "...",
+    ]
+    assert (
+        align(["the", "cat"], "The dog") is None
+        and align(["the"], "The dog") is None
+        and align([], "x") is None
+    )
 
 
 # stanza, an example
@@ -213,31 +276,51 @@ def stanza_sentence(tokens, bracket):
         pairs = [(w, None, None) if isinstance(w, str) else w for w in words]
         words = [SimpleNamespace(text=t, start_char=a, end_char=b) for t, a, b in pairs]
         made.append(SimpleNamespace(start_char=start, end_char=end, words=words))
-    return SimpleNamespace(tokens=made, constituency=bracket and tree_of(nltk.Tree.fromstring(bracket)))
+    return SimpleNamespace(
+        tokens=made, constituency=bracket and tree_of(nltk.Tree.fromstring(bracket))
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "spans"),
-    [(["do", "n't"], [(2, 7), (7, 7)]), ([("do", 4, 6), ("n't", 6, 9)], [(2, 4), (4, 7)])],  # as newer models do
+    # as newer models do
+    [(["do", "n't"], [(2, 7), (7, 7)]), ([("do", 4, 6), ("n't", 6, 9)], [(2, 4), (4, 7)])],
 )
 def test_stanza_sentences_are_read(phrases, words, spans):
     bracket = "(ROOT (S (NP (PRP I)) (VP (VBP do) (RB n't) (VP (VB go))) (. .)))"
-    tokens = [(2, 3, [("I", 2, 3)]), (4, 9, words), (10, 12, [("go", 10, 12)]), (12, 13, [(".", 12, 13)])]
+    tokens = [
+        (2, 3, [("I", 2, 3)]),
+        (4, 9, words),
+        (10, 12, [("go", 10, 12)]),
+        (12, 13, [(".", 12, 13)]),
+    ]
     got = phrases.read_sentence(stanza_sentence(tokens, bracket))
     assert (got.start, got.end, got.tree.pformat(margin=99)) == (2, 13, bracket)
     assert [(w.start, w.end) for w in got.tree.leaves()] == [(0, 1), *spans, (8, 10), (10, 11)]
     assert phrases.read_sentence(stanza_sentence(tokens, None)) == ParsedSentence(2, 13, None)
-    assert phrases.read_sentence(stanza_sentence(tokens, "(ROOT (S I go))")).tree is None  # not of these words
+    # not of these words
+    assert phrases.read_sentence(stanza_sentence(tokens, "(ROOT (S I go))")).tree is None
 
 
 def test_the_example_s_parser_is_a_rule_by_its_name(phrases, monkeypatch):
     """Its phrases have fewer than five tokens; a text that is only white space is not parsed."""
-    words = [(a, a + 1, [(word, a, a + 1)]) for a, word in zip(range(0, 18, 2), "abcdefghi", strict=True)]
+    words = [
+        (a, a + 1, [(word, a, a + 1)]) for a, word in zip(range(0, 18, 2), "abcdefghi", strict=True)
+    ]
     sentence = stanza_sentence(words, "(ROOT (S (NP a b c) (VP d e f g)) (. h i))")
     pipeline = {"a b c d e f g h i": SimpleNamespace(sentences=[sentence])}.__getitem__
-    monkeypatch.setattr(phrases.stanza, "Pipeline", lambda language, **options: pipeline, raising=False)
-    rule, tokens = make_rule(MacroConfig(termination="stanza_phrases:Phrases")), [f" {word}" for word in "bcdefghi"]
-    macros = rule(torch.ones(1, 9, dtype=torch.bool), token_ids=torch.arange(9)[None], tokenizer=Pieces("a", *tokens))
+    monkeypatch.setattr(
+        phrases.stanza, "Pipeline", lambda language, **options: pipeline, raising=False
+    )
+    rule, tokens = (
+        make_rule(MacroConfig(termination="stanza_phrases:Phrases")),
+        [f" {word}" for word in "bcdefghi"],
+    )
+    macros = rule(
+        torch.ones(1, 9, dtype=torch.bool),
+        token_ids=torch.arange(9)[None],
+        tokenizer=Pieces("a", *tokens),
+    )
     assert macros.spans() == [[(0, 3), (3, 7), (7, 9)]] and rule.metrics()["fallback_rate"] == 0
     assert phrases.StanzaParser()(" \n") == []
 

@@ -40,7 +40,10 @@ def words_of(rule, tokenizer, *rows):
     mask, ids = batch(rows)
     macro = rule(mask, token_ids=ids, tokenizer=tokenizer)
     assert isinstance(macro, MacroActions) and torch.equal(macro.token_mask, mask)
-    return [["".join(tokenizer.decode([i]) for i in r[a:b]) for a, b in s] for r, s in zip(rows, macro.spans())]
+    return [
+        ["".join(tokenizer.decode([i]) for i in r[a:b]) for a, b in s]
+        for r, s in zip(rows, macro.spans())
+    ]
 
 
 def places(words, text):
@@ -59,9 +62,15 @@ def trees(bracket):
     words = tree.leaves()
 
     def read(sentence):
-        return place_leaves(tree, places(words, sentence), words) if words == re.findall(r"\w+|\.", sentence) else None
+        return (
+            place_leaves(tree, places(words, sentence), words)
+            if words == re.findall(r"\w+|\.", sentence)
+            else None
+        )
 
-    return lambda text: [ParsedSentence(start, end, read(text[start:end])) for start, end in split_sentences(text)]
+    return lambda text: [
+        ParsedSentence(start, end, read(text[start:end])) for start, end in split_sentences(text)
+    ]
 
 
 CAT = "(S (NP (DT The) (NN cat)) (VP (VBD sat) (PP (IN on) (NP (DT the) (NN mat)))) (. .))"
@@ -75,7 +84,8 @@ CAT_TOKENS = ["The", " cat", " sat", " on", " the", " mat", "."]
 @pytest.mark.parametrize(
     ("cutoff", "inclusive", "expected"),
     [
-        (1, False, ["The cat sat on the mat."]),  # single leaves join what stands before them, all the way
+        # single leaves join what stands before them, all the way
+        (1, False, ["The cat sat on the mat."]),
         (3, False, ["The cat sat on", " the mat."]),
         (4, False, ["The cat sat", " on the mat."]),
         (4, True, ["The cat", " sat on the mat."]),
@@ -97,7 +107,9 @@ def test_end_of_text_and_other_tokens_without_text():
     # not counted: seven tokens with text stay below 8, whatever stands around them
     (whole,) = words_of(Parsing(trees(CAT), 8), tokenizer, [bos, *ids, eos, eos])
     assert whole == ["<bos>The cat sat on the mat.<eos><eos>"]
-    assert words_of(cat, tokenizer, [bos, *ids[:2], bos, *ids[2:]]) == [["<bos>The cat<bos>", " sat on the mat."]]
+    assert words_of(cat, tokenizer, [bos, *ids[:2], bos, *ids[2:]]) == [
+        ["<bos>The cat<bos>", " sat on the mat."]
+    ]
     assert words_of(cat, tokenizer, [eos], [], [bos, eos]) == [["<eos>"], [], ["<bos>", "<eos>"]]
     found = words_of(Sentence(), tokenizer, [eos], [], [bos, *ids, eos])
     assert found == [["<eos>"], [], ["<bos>The cat sat on the mat.<eos>"]]
@@ -111,19 +123,27 @@ def test_sentence_without_a_tree_is_cut_at_every_token(monkeypatch):
     rule = Parsing(trees(DOG), 4)
     rule.check()  # nothing was parsed yet
     got = words_of(rule, tokens, [0, 1, 2, 3, 4, 2, 7, 1, 2], [3, 4, 2], [7, 1, 2])
-    assert got == [["It slept.", " Gr", "mpf", ".", " It slept."], [" Gr", "mpf", "."], [" It slept."]]
+    assert got == [
+        ["It slept.", " Gr", "mpf", ".", " It slept."],
+        [" Gr", "mpf", "."],
+        [" It slept."],
+    ]
     assert rule.metrics() == {"fallback_rate": 2 / 5}
     with monkeypatch.context() as patch:  # another process has five sentences, all with trees
         patch.setattr(termination, "gather_object", lambda ours: [*ours, Counter(sentences=5)])
         assert rule.metrics() == {"fallback_rate": 2 / 10}
     rule.check()
     words_of(rule, tokens, [0, 1, 2, 3, 4, 2, 3, 2])
-    fails(rule.check, "function", "67%", "link_phrases:Phrases")  # mostly token-level PPO in disguise
-    with monkeypatch.context() as patch:  # one process alone does not stop, as the others would wait for it
+    # mostly token-level PPO in disguise
+    fails(rule.check, "function", "67%", "link_phrases:Phrases")
+    # one process alone does not stop, as the others would wait for it
+    with monkeypatch.context() as patch:
         patch.setattr(termination, "gather_object", lambda ours: [*ours, Counter(sentences=5)])
         rule.check()
     # a single leaf joins the token before it, also where that one fell back
-    assert words_of(Parsing(trees(DOG), 2), tokens, [3, 4, 2, 7, 1, 2]) == [[" Gr", "mpf", ". It slept."]]
+    assert words_of(Parsing(trees(DOG), 2), tokens, [3, 4, 2, 7, 1, 2]) == [
+        [" Gr", "mpf", ". It slept."]
+    ]
 
 
 def test_text_that_no_sentence_covers_falls_back():
@@ -189,7 +209,9 @@ def corpus():
 @pytest.mark.parametrize("inclusive", [False, True])
 def test_generated_sentences_are_cut_as_the_reference_cuts_them(corpus, tokenizer, name, inclusive):
     tokenizer = tokenizer if name == "embedded" else small_tokenizer(name)
-    coded = tokenizer([text for _, text in corpus], add_special_tokens=False, return_offsets_mapping=True)
+    coded = tokenizer(
+        [text for _, text in corpus], add_special_tokens=False, return_offsets_mapping=True
+    )
     mask, ids = batch([[*ids, tokenizer.eos_token_id] for ids in coded["input_ids"]])
     parser = GrammarParser()
     owners = [owners_of(*made, offsets) for made, offsets in zip(corpus, coded["offset_mapping"])]
@@ -214,7 +236,9 @@ def random_parser(seed):
             return nltk.Tree("X", list(leaves))
         k = rng.randrange(len(leaves) + 1)
         return nltk.Tree(
-            "X", [part if rng.random() < 0.1 else tree(rng, [part]) for part in leaves[:k]] + [tree(rng, leaves[k:])]
+            "X",
+            [part if rng.random() < 0.1 else tree(rng, [part]) for part in leaves[:k]]
+            + [tree(rng, leaves[k:])],
         )
 
     def parse(text):
@@ -223,8 +247,12 @@ def random_parser(seed):
         found = []
         for start, end in zip(edges[::2], edges[1::2]):
             inner = sorted(rng.randrange(end - start + 1) for _ in range(2 * rng.randrange(7)))
-            leaves = [Leaf(text[start + a : start + b], a, b) for a, b in zip(inner[::2], inner[1::2])]
-            found.append(ParsedSentence(start, end, tree(rng, leaves) if rng.random() < 0.8 else None))
+            leaves = [
+                Leaf(text[start + a : start + b], a, b) for a, b in zip(inner[::2], inner[1::2])
+            ]
+            found.append(
+                ParsedSentence(start, end, tree(rng, leaves) if rng.random() < 0.8 else None)
+            )
         return found
 
     return parse
@@ -242,7 +270,9 @@ def test_any_text_any_tree_any_mask_gives_a_partition(texts, seed, cutoff, inclu
     tokenizer = small_tokenizer(name)
     rows = tokenizer(texts, add_special_tokens=False)["input_ids"]
     mask, ids = batch([[*row, tokenizer.eos_token_id] for row in rows])
-    mask &= torch.arange(mask.shape[1]) < torch.tensor([[data.draw(st.integers(0, mask.shape[1]))] for _ in rows])
+    mask &= torch.arange(mask.shape[1]) < torch.tensor(
+        [[data.draw(st.integers(0, mask.shape[1]))] for _ in rows]
+    )
     for rule in (Parsing(random_parser(seed), cutoff, inclusive), Sentence()):
         macro = rule(mask, token_ids=ids, tokenizer=tokenizer)
         assert isinstance(macro, MacroActions) and torch.equal(macro.token_mask, mask)
@@ -268,8 +298,13 @@ def test_text_is_what_the_tokenizer_decodes_and_spans_are_its_offsets(tokenizer,
         coded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids = [*coded["input_ids"], tokenizer.eos_token_id]
         got, spans = read(ids)
-        assert got == tokenizer.decode(ids, skip_special_tokens=True) and spans[-1] == (len(got), len(got))
-        assert not exact or (got == text and (not text.strip() or spans[:-1] == coded["offset_mapping"]))
+        assert got == tokenizer.decode(ids, skip_special_tokens=True) and spans[-1] == (
+            len(got),
+            len(got),
+        )
+        assert not exact or (
+            got == text and (not text.strip() or spans[:-1] == coded["offset_mapping"])
+        )
         assert read(ids) == (got, spans)
 
 
@@ -282,19 +317,28 @@ def test_text_is_what_the_tokenizer_decodes_and_spans_are_its_offsets(tokenizer,
         ("One. Two! Three? Four", ["One.", "Two!", "Three?", "Four"]),
         ("  One.\n\nTwo\nThree.  ", ["One.", "Two", "Three."]),
         ('He said "No." Then he left.', ['He said "No."', "Then he left."]),
-        ("Mr. Smith, e.g. J. Doe (the U.S. vs. all). Yes.", ["Mr. Smith, e.g. J. Doe (the U.S. vs. all).", "Yes."]),
+        (
+            "Mr. Smith, e.g. J. Doe (the U.S. vs. all). Yes.",
+            ["Mr. Smith, e.g. J. Doe (the U.S. vs. all).", "Yes."],
+        ),
         ("Well... maybe. Wait... No?!", ["Well... maybe.", "Wait...", "No?!"]),
         ("1. First\n2. Second. third", ["1. First", "2. Second.", "third"]),
         ("So am I. You too", ["So am I.", "You too"]),
         ("At 5 p.m. on Monday, etc. Then", ["At 5 p.m. on Monday, etc.", "Then"]),
         ("a.b.c. d3.50", ["a.b.c.", "d3.50"]),
-        ("猫睡了。狗在跑！「为什么？」他问。好", ["猫睡了。", "狗在跑！", "「为什么？」", "他问。", "好"]),
+        (
+            "猫睡了。狗在跑！「为什么？」他问。好",
+            ["猫睡了。", "狗在跑！", "「为什么？」", "他问。", "好"],
+        ),
         ("你好吗?很好!!谢谢.3.5元...好", ["你好吗?", "很好!!", "谢谢.3.5元...好"]),
         ("谢谢.再见", ["谢谢.", "再见"]),
         ("文です．値は３．５です．次", ["文です．", "値は３．５です．", "次"]),
         ("हाँ।ठीक है।", ["हाँ।", "ठीक है।"]),
         ("هل أنت بخير؟نعم۔لا", ["هل أنت بخير؟", "نعم۔", "لا"]),
-        ("„Ja.“ Er ging. «Oui.» Il part. »Nein.« So", ["„Ja.“", "Er ging.", "«Oui.»", "Il part.", "»Nein.«", "So"]),
+        (
+            "„Ja.“ Er ging. «Oui.» Il part. »Nein.« So",
+            ["„Ja.“", "Er ging.", "«Oui.»", "Il part.", "»Nein.«", "So"],
+        ),
         (
             "Er kommt z.B. her. A Ph.D. in art. Gen. Lee, U.S. Army.",
             ["Er kommt z.B. her.", "A Ph.D. in art.", "Gen. Lee, U.S. Army."],
@@ -357,7 +401,12 @@ def test_faults_name_the_argument(run, part):
 def test_empty_batches(rule):
     assert isinstance(rule, TerminationRule)
     for shape in ((0, 0), (0, 4), (2, 0), (2, 4)):
-        macro = rule(torch.zeros(shape, dtype=torch.bool), token_ids=torch.zeros(shape).long(), tokenizer=X, step=2)
+        macro = rule(
+            torch.zeros(shape, dtype=torch.bool),
+            token_ids=torch.zeros(shape).long(),
+            tokenizer=X,
+            step=2,
+        )
         assert macro.spans() == [[]] * shape[0]
 
 

@@ -10,7 +10,16 @@ from matplotlib import pyplot as plt
 from matplotlib.colors import to_rgb
 
 from marlhf_lite.plotting import training as plots
-from marlhf_lite.plotting.styles import METHODS, OUTCOMES, PALE_SPANS, PROGRAMS, SERIES, SPANS, TABLE, method_styles
+from marlhf_lite.plotting.styles import (
+    METHODS,
+    OUTCOMES,
+    PALE_SPANS,
+    PROGRAMS,
+    SERIES,
+    SPANS,
+    TABLE,
+    method_styles,
+)
 
 
 def run(seed, gain, actions, updates=60):
@@ -19,8 +28,17 @@ def run(seed, gain, actions, updates=60):
     for update in range(1, updates + 1):
         done = 1 - np.exp(-update * gain / 25)
         kl = 6 * done + noise.normal(0, 0.1)
-        advantage, q = 0.4 - 0.2 * done + noise.normal(0, 0.02), 1 - 0.3 * done + noise.normal(0, 0.03)
-        row = {"update": update, "kl_k1": kl, "response_length": 20 + 5 * done, "advantage_rms": advantage, "q_rms": q}
+        advantage, q = (
+            0.4 - 0.2 * done + noise.normal(0, 0.02),
+            1 - 0.3 * done + noise.normal(0, 0.03),
+        )
+        row = {
+            "update": update,
+            "kl_k1": kl,
+            "response_length": 20 + 5 * done,
+            "advantage_rms": advantage,
+            "q_rms": q,
+        }
         row |= {"advantage_norm": advantage * actions**0.5, "q_norm": q * actions**0.5}
         row["score_mean"] = None if update == 20 else -1.2 + 0.9 * done + noise.normal(0, 0.07)
         row["gold_mean"] = None if update % 2 else -0.9 + 0.6 * done - 0.05 * max(0, kl - 4) ** 2
@@ -29,7 +47,10 @@ def run(seed, gain, actions, updates=60):
 
 
 ONE = {"PPO": [run(0, 0.7, 1280)], "MA-PPO": [run(1, 1.4, 256)]}
-SEEDS = {"PPO": [run(s, 0.7, 1280) for s in (0, 1, 2)], "MA-PPO": [run(s, 1.4, 256) for s in (3, 4, 5)]}
+SEEDS = {
+    "PPO": [run(s, 0.7, 1280) for s in (0, 1, 2)],
+    "MA-PPO": [run(s, 1.4, 256) for s in (3, 4, 5)],
+}
 
 
 pytestmark = pytest.mark.usefixtures("figures_apart")
@@ -41,7 +62,9 @@ def values(rows, metric):
 
 
 def smoothed(series, window=5):
-    return np.array([series[max(0, end - window) : end].mean() for end in range(1, len(series) + 1)])
+    return np.array(
+        [series[max(0, end - window) : end].mean() for end in range(1, len(series) + 1)]
+    )
 
 
 ALL = {
@@ -56,7 +79,10 @@ def test_every_figure_is_labelled_captioned_and_in_place(name, tmp_path):
     axes = np.ravel(ALL[name]())
     assert plt.imread(plots.save(axes, tmp_path / "x.png")).shape[1] >= 640
     for ax in axes:
-        assert "_" not in ax.get_xlabel() + ax.get_ylabel() and ax.xaxis.get_gridlines()[0].get_visible()
+        assert (
+            "_" not in ax.get_xlabel() + ax.get_ylabel()
+            and ax.xaxis.get_gridlines()[0].get_visible()
+        )
         assert len(ax.get_xticks()) >= 3 and len(ax.get_yticks()) >= 3
     assert len(axes[0].figure.legends) == 1 and not any(ax.get_legend() for ax in axes)
     check_layout(axes[0].figure)
@@ -104,8 +130,13 @@ SEEN_BY = {  # matrices of Machado and others (2009) on linear RGB
 def lab(colour, matrix):
     """CIELAB of a colour as some eyes see it."""
     rgb = np.array(to_rgb(colour))
-    linear = np.clip(matrix @ np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4), 0, 1)
-    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ linear
+    linear = np.clip(
+        matrix @ np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4), 0, 1
+    )
+    xyz = (
+        np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+        @ linear
+    )
     x, y, z = np.cbrt(xyz / [0.9505, 1, 1.089] + 1e-9)
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
@@ -114,15 +145,25 @@ def test_no_colour_of_the_table_has_two_meanings():
     colours = [style.colour for style in METHODS.values()]
     colours += [*SERIES, *OUTCOMES.values(), *PROGRAMS.values(), *SPANS, *PALE_SPANS]
     assert len(set(colours)) == len(colours) == len(TABLE)
-    assert min(np.linalg.norm(lab(a, np.eye(3)) - lab(b, np.eye(3))) for a, b in combinations(colours, 2)) > 8
+    assert (
+        min(
+            np.linalg.norm(lab(a, np.eye(3)) - lab(b, np.eye(3)))
+            for a, b in combinations(colours, 2)
+        )
+        > 8
+    )
 
 
-@pytest.mark.parametrize("names", [line.split("|" if "|" in line else None) for line in TOGETHER.splitlines()])
+@pytest.mark.parametrize(
+    "names", [line.split("|" if "|" in line else None) for line in TOGETHER.splitlines()]
+)
 @pytest.mark.parametrize("eyes", SEEN_BY)
 def test_methods_of_one_figure_are_told_apart_by_all_eyes_and_in_grey_print(names, eyes):
     for a, b in combinations(names, 2):
         assert METHODS[a][1:] != METHODS[b][1:], (a, b)
-        distance = np.linalg.norm(lab(METHODS[a].colour, SEEN_BY[eyes]) - lab(METHODS[b].colour, SEEN_BY[eyes]))
+        distance = np.linalg.norm(
+            lab(METHODS[a].colour, SEEN_BY[eyes]) - lab(METHODS[b].colour, SEEN_BY[eyes])
+        )
         assert distance > 9, (a, b, distance)
 
 
@@ -132,7 +173,9 @@ def test_variants_share_a_colour_and_unknown_names_have_no_methods():
     assert len({str(style) for style in variants.values()}) == 4
     assert variants["PPO 0.05"] == method_styles(["PPO"])["PPO"]
     own = method_styles(["b", "PPO", "a", *(f"run {k}" for k in range(9))])
-    assert len({str(style) for style in own.values()}) == 12 and own["a"] == method_styles(["a"])["a"]
+    assert (
+        len({str(style) for style in own.values()}) == 12 and own["a"] == method_styles(["a"])["a"]
+    )
     assert {own[name]["color"] for name in own if name != "PPO"} == set(SERIES)
 
 
@@ -145,7 +188,9 @@ def test_bad_input_is_named_and_leaves_no_figure():
 
 def test_norms_and_their_root_mean_squares_are_saved_as_the_same_bytes(tmp_path):
     axes = plots.l2_norms(ONE)
-    for ax, metric in zip(axes.flat, ["advantage_norm", "q_norm", "advantage_rms", "q_rms"], strict=True):
+    for ax, metric in zip(
+        axes.flat, ["advantage_norm", "q_norm", "advantage_rms", "q_rms"], strict=True
+    ):
         for name, (run,) in ONE.items():
             assert lines(ax, name)[0][1] == pytest.approx(smoothed(values(run, metric)[1]))
     first = plots.save(axes, tmp_path / "new" / "a.png").read_bytes()

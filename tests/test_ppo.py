@@ -53,7 +53,9 @@ def test_same_seed_same_run(base, sft, rm, tokenizer, options):
     def history(seed):
         torch.seed()  # whatever the state before
         roles = build_models(base, sft, rm)
-        return timeless(build(roles, tokenizer, seed=seed, termination=RandomizedNGram(), **options).train())
+        return timeless(
+            build(roles, tokenizer, seed=seed, termination=RandomizedNGram(), **options).train()
+        )
 
     first = history(0)
     assert first == history(0)
@@ -105,7 +107,13 @@ def test_held_out_tests_are_a_function_that_the_trainer_is_given(make, run, role
 
     def held_out(models):
         seen.append(models)
-        return {"score_mean": 0.5, "score_sft": 0.25, "score_win_rate": 0.75, "kl": -1.5, "kl_k3": 1.5}
+        return {
+            "score_mean": 0.5,
+            "score_sft": 0.25,
+            "score_win_rate": 0.75,
+            "kl": -1.5,
+            "kl_k3": 1.5,
+        }
 
     make(run=run, held_out=held_out, eval_every=2, updates=3).train()
     assert seen == [roles, roles] and [row["update"] for row in run.tests()] == [2, 3]
@@ -135,8 +143,12 @@ def test_number_of_forward_passes(make, roles, tokenizer, texts, options, passes
     rollout = from_texts(tokenizer, texts.prompts, texts.responses, limit=6)
     rows = Counter()
     for name in NAMES:
-        getattr(roles, name).register_forward_pre_hook(lambda _, args, name=name: rows.update({name: len(args[0])}))
-    trainer = make(reward=ModelReward(roles.reward, 4), batch_size=6, sampler=lambda *_: rollout, **options)
+        getattr(roles, name).register_forward_pre_hook(
+            lambda _, args, name=name: rows.update({name: len(args[0])})
+        )
+    trainer = make(
+        reward=ModelReward(roles.reward, 4), batch_size=6, sampler=lambda *_: rollout, **options
+    )
     monkeypatch.setattr(sampler_checks, "check_forms", lambda *_: None)  # after the first update
     trainer.update(texts.prompts)
     expected = {"policy": passes, "critic": passes, "reference": 1, "reward": 1}
@@ -181,6 +193,8 @@ def no_trees(text):
 
 def test_parsing_that_falls_back_everywhere_stops_at_the_first_update(make, run):
     """It would be token-level PPO under another name."""
-    with pytest.raises(InputError, match="no tree for 100% .* --parser python for programs, or for English"):
+    with pytest.raises(
+        InputError, match="no tree for 100% .* --parser python for programs, or for English"
+    ):
         make(termination=Parsing(no_trees), run=run).train()
     assert run.metrics() == []

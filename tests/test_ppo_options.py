@@ -33,20 +33,42 @@ from marlhf_lite.utils.run_folder import RunFolder
 def test_a_kl_ceiling_ends_the_run(make, base, sft, rm, tokenizer, tmp_path, capsys):
     """After the first update beyond it, with a checkpoint and a test; going on does not go on."""
     run = RunFolder.create(tmp_path / "run", {})
-    changes = {"updates": 30, "kl_ceiling": 1.0, "kl_coef": 0.0, "checkpoint_every": 50, "temperature": 1.0}
-    changes |= {"policy_learning_rate": 0.05, "warmup_updates": 0, "eval_every": 50, "test_prompts": ["b"], "length": 4}
+    changes = {
+        "updates": 30,
+        "kl_ceiling": 1.0,
+        "kl_coef": 0.0,
+        "checkpoint_every": 50,
+        "temperature": 1.0,
+    }
+    changes |= {
+        "policy_learning_rate": 0.05,
+        "warmup_updates": 0,
+        "eval_every": 50,
+        "test_prompts": ["b"],
+        "length": 4,
+    }
     trainer = make(run, **changes)
     *before, last = trainer.train()
-    assert all(row["kl_k1"] <= 1.0 for row in before) and last["kl_k1"] > 1.0 and last["update"] < 30
-    assert trainer.checkpoints.updates() == [last["update"]] == [row["update"] for row in run.tests()]
+    assert (
+        all(row["kl_k1"] <= 1.0 for row in before) and last["kl_k1"] > 1.0 and last["update"] < 30
+    )
+    assert (
+        trainer.checkpoints.updates() == [last["update"]] == [row["update"] for row in run.tests()]
+    )
     assert f"stopped at update {last['update']}" in "".join(capsys.readouterr())
     again = build(build_models(base, sft, rm), tokenizer, RunFolder.open(run.path), **changes)
     assert len(again.train(resume=True)) == last["update"] == len(run.metrics())
 
 
 def test_a_critic_that_learns_alone_in_all_updates_is_refused(roles, tokenizer):
-    fails(lambda: build(roles, tokenizer, updates=3, critic_warmup=3), "--critic_warmup 3: ", "in 3 updates")
-    fails(lambda: build(roles, tokenizer, prompt_epochs=2, critic_warmup=30), "--critic_warmup 30: ")
+    fails(
+        lambda: build(roles, tokenizer, updates=3, critic_warmup=3),
+        "--critic_warmup 3: ",
+        "in 3 updates",
+    )
+    fails(
+        lambda: build(roles, tokenizer, prompt_epochs=2, critic_warmup=30), "--critic_warmup 30: "
+    )
 
 
 @pytest.mark.parametrize("changes", [{}, {"num_ppo_epochs": 2}, {"critic_epochs": 3}])
@@ -67,12 +89,21 @@ def test_the_schedule_of_the_policy_begins_when_the_policy_moves(make, kind):
     """With and without a critic that learns alone first, the policy has the same rates; the critic counts on."""
 
     def rates(updates, critic_warmup):
-        small = {"policy_learning_rate": 1e-6, "critic_learning_rate": 1e-6}  # the next trainer starts there, too
-        small |= {"num_ppo_epochs": 2, "num_mini_batches": 2}  # rates change by update, not by optimizer step
-        options = dict(updates=updates, critic_warmup=critic_warmup, warmup_updates=3, rl_lr_scheduler_type=kind)
+        # the next trainer starts there, too
+        small = {"policy_learning_rate": 1e-6, "critic_learning_rate": 1e-6}
+        # rates change by update, not by optimizer step
+        small |= {"num_ppo_epochs": 2, "num_mini_batches": 2}
+        options = dict(
+            updates=updates,
+            critic_warmup=critic_warmup,
+            warmup_updates=3,
+            rl_lr_scheduler_type=kind,
+        )
         trainer = make(**options, **small)
         groups, full = trainer.optimizer.param_groups, trainer.learning_rates
-        seen = watch(trainer, lambda: {group["name"]: group["lr"] / full[group["name"]] for group in groups})
+        seen = watch(
+            trainer, lambda: {group["name"]: group["lr"] / full[group["name"]] for group in groups}
+        )
         trainer.train()
         return [[row[name] for row in seen[1:]] for name in NAMES]
 
@@ -101,7 +132,9 @@ def test_a_wrong_rule_is_named_before_its_macro_actions_are_cut(make, wrap):
         "response 0, token 1 has 2": lambda mask, **context: MacroActions(
             (2 * FixedNGram(1)(mask).ids).masked_fill(~mask, -1)
         ),
-        "left response tokens out": lambda mask, **context: FixedNGram(2)(mask & (mask.cumsum(1) < 3)),
+        "left response tokens out": lambda mask, **context: FixedNGram(2)(
+            mask & (mask.cumsum(1) < 3)
+        ),
     }
     for said, rule in wrong.items():
         trainer = make(last_token_alone=True, termination=wrap(rule), length=8)
@@ -136,13 +169,17 @@ def test_each_prompt_is_answered_so_often(make, rollouts):
         given.extend(rollout.responses)
         return rollout.lengths.float()
 
-    make(updates=3, rollouts=rollouts, batch_size=8, sampler=generator, reward=reward, length=4).train()
+    make(
+        updates=3, rollouts=rollouts, batch_size=8, sampler=generator, reward=reward, length=4
+    ).train()
     for prompts in asked:
         drawn = [PROMPTS.count(p) for p in prompts]
         assert len(prompts) == 8 and drawn == [1] * 8
         assert all(prompts[i] == prompts[i - i % rollouts] for i in range(8))
     most = Counter(p for prompts in asked for p in prompts)
-    assert max(most.values()) - min(most.values()) <= rollouts and all(n % rollouts == 0 for n in most.values())
+    assert max(most.values()) - min(most.values()) <= rollouts and all(
+        n % rollouts == 0 for n in most.values()
+    )
     assert len(set(given)) > 8  # they are sampled apart
 
 
@@ -167,7 +204,8 @@ class Rank:
 
 
 @pytest.mark.parametrize(
-    "epochs, rollouts, batch_size, updates", [(1, 1, 2, 3), (2, 1, 4, 3), (0.5, 1, 1, 3), (1, 2, 4, 3), (1.5, 1, 4, 3)]
+    "epochs, rollouts, batch_size, updates",
+    [(1, 1, 2, 3), (2, 1, 4, 3), (0.5, 1, 1, 3), (1, 2, 4, 3), (1.5, 1, 4, 3)],
 )
 def test_prompt_epochs_are_passes_over_the_prompts(make, epochs, rollouts, batch_size, updates):
     """Six prompts; the last batch may go beyond."""
@@ -198,7 +236,9 @@ def test_generation_in_batches_gives_the_same_responses(roles, tokenizer, texts,
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
-def small_memory(roles, rows, message="CUDA out of memory. Tried to allocate 2.00 GiB.", recomputing=0):
+def small_memory(
+    roles, rows, message="CUDA out of memory. Tried to allocate 2.00 GiB.", recomputing=0
+):
     """A pass with gradients of more rows than these does not fit; the sizes that were tried.
 
     A model that recomputes its activations has room for more rows, `recomputing`.
@@ -209,7 +249,9 @@ def small_memory(roles, rows, message="CUDA out of memory. Tried to allocate 2.0
         ids = kwargs["input_ids"]
         if torch.is_grad_enabled():
             tried.append(tuple(ids.shape))
-            if len(ids) > (recomputing if recomputing and backbone.gradient_checkpointing else rows):
+            if len(ids) > (
+                recomputing if recomputing and backbone.gradient_checkpointing else rows
+            ):
                 raise torch.OutOfMemoryError(message)
 
     roles.policy.model.get_base_model().model.register_forward_pre_hook(hook, with_kwargs=True)
@@ -220,7 +262,11 @@ def small_memory(roles, rows, message="CUDA out of memory. Tried to allocate 2.0
 def test_the_dry_run_finds_the_most_that_fits(roles, tokenizer, fits, expected, capsys):
     """By halves; two passes of the longest batch, no weight moved, no gradient and no draw left behind."""
     made = build(roles, tokenizer, micro_batch_size=0, batch_size=12, length=5)
-    before, drawn, tried = snapshot(made.actor_critic), torch.get_rng_state(), small_memory(roles, fits)
+    before, drawn, tried = (
+        snapshot(made.actor_critic),
+        torch.get_rng_state(),
+        small_memory(roles, fits),
+    )
     shapes = {p.shape for name in NAMES for p in made.parameters[name]}
     alive = lambda: sum(type(x) is torch.Tensor and x.shape in shapes for x in gc.get_objects())  # noqa: E731
     gc.collect()  # what earlier tests left
@@ -229,13 +275,14 @@ def test_the_dry_run_finds_the_most_that_fits(roles, tokenizer, fits, expected, 
     model.register_forward_pre_hook(lambda *_: held.append(alive() - at_rest))
     assert made.fit_micro_batch_size() == made.micro_batch_size == expected
     longest = max(len(ids) for ids in tokenizer(PROMPTS)["input_ids"])
-    assert tried[-1][0] == expected and all(
-        width == longest + 5 - 1 for _, width in tried
-    )  # the last is a target alone
-    assert [rows for rows, _ in tried].count(expected) == min(2, 12 // expected)  # the second on top of the first
+    # the last is a target alone
+    assert tried[-1][0] == expected and all(width == longest + 5 - 1 for _, width in tried)
+    # the second on top of the first
+    assert [rows for rows, _ in tried].count(expected) == min(2, 12 // expected)
     assert not changed(made.actor_critic, before) and torch.equal(torch.get_rng_state(), drawn)
     assert all(p.grad is None for p in made.actor_critic.parameters()) and not made.optimizer.state
-    assert min(held) >= 2 * sum(len(made.parameters[name]) for name in NAMES)  # room for the optimizer's two moments
+    # room for the optimizer's two moments
+    assert min(held) >= 2 * sum(len(made.parameters[name]) for name in NAMES)
     assert f"micro_batch_size {expected}: the most that fits of 12" in "".join(capsys.readouterr())
 
 
@@ -252,7 +299,9 @@ def test_the_dry_run_finds_the_most_that_fits(roles, tokenizer, fits, expected, 
         (2, 2, 99, (False, 2)),
     ],
 )
-def test_the_dry_run_decides_whether_to_recompute(base, sft, rm, tokenizer, asked, fits, recomputing, expected, capsys):
+def test_the_dry_run_decides_whether_to_recompute(
+    base, sft, rm, tokenizer, asked, fits, recomputing, expected, capsys
+):
     """Only if fewer rows than asked for fit without it, or fewer than four of any number."""
     roles = build_models(base, sft, rm, gradient_checkpointing="auto")
     small_memory(roles, fits, recomputing=recomputing)
@@ -262,7 +311,9 @@ def test_the_dry_run_decides_whether_to_recompute(base, sft, rm, tokenizer, aske
     for role in (roles.policy, roles.critic):
         layers = [x for x in role.modules() if isinstance(x, GradientCheckpointingLayer)]
         assert {layer.gradient_checkpointing for layer in layers} == {expected[0]}
-    assert f"longest responses (gradient_checkpointing {expected[0]})" in "".join(capsys.readouterr())
+    assert f"longest responses (gradient_checkpointing {expected[0]})" in "".join(
+        capsys.readouterr()
+    )
 
 
 def test_losses_do_not_depend_on_recomputation(base, sft, rm, tokenizer, tmp_path):
@@ -283,10 +334,14 @@ def test_losses_do_not_depend_on_recomputation(base, sft, rm, tokenizer, tmp_pat
 
 
 def test_the_dry_run_is_of_whole_dialogues(roles, tokenizer):
-    made = build(roles, tokenizer, micro_batch_size=0, length=5, sampler=Dialogues(None, "mine:Game", 3, 7))
+    made = build(
+        roles, tokenizer, micro_batch_size=0, length=5, sampler=Dialogues(None, "mine:Game", 3, 7)
+    )
     tried = small_memory(roles, 99)
     made.fit_micro_batch_size()
-    assert {width for _, width in tried} == {max(map(len, tokenizer(PROMPTS)["input_ids"])) + 3 * 5 + 2 * 7 - 1}
+    assert {width for _, width in tried} == {
+        max(map(len, tokenizer(PROMPTS)["input_ids"])) + 3 * 5 + 2 * 7 - 1
+    }
 
 
 def test_a_run_that_looks_for_its_micro_batch(base, sft, rm, tokenizer):
@@ -323,7 +378,9 @@ def test_out_of_memory_halves_the_micro_batch(moved, batch, ppo, capsys):
 
 def test_out_of_memory_while_scoring_halves_the_micro_batch(roles, tokenizer):
     """The reference answers in fewer rows; the scores stay the same."""
-    made = build(roles, tokenizer, micro_batch_size=4, reward=ModelReward(roles.reward, 16), length=5)
+    made = build(
+        roles, tokenizer, micro_batch_size=4, reward=ModelReward(roles.reward, 16), length=5
+    )
     rollout, rows = made.generate_rollout(PROMPTS), []
     scored = made.score(rollout)
 
@@ -352,18 +409,26 @@ def test_out_of_memory_while_responses_are_sampled_halves_their_number(base, sft
             return rollout
 
         torch.manual_seed(0)
-        trainer = build(build_models(base, sft, rm), tokenizer, sampler=generator, generation_batch_size=size)
+        trainer = build(
+            build_models(base, sft, rm), tokenizer, sampler=generator, generation_batch_size=size
+        )
         histories.append(timeless(trainer.train()))
     assert histories[0] == histories[1] and asked == [4] + 2 * 3 * [2, 2]
     trainer.sampler = lambda *given: generator(*given, fits=0)
     fails(
-        lambda: trainer.generate_rollout(PROMPTS), "out of memory with 1 responses at a time", "--max_response_length"
+        lambda: trainer.generate_rollout(PROMPTS),
+        "out of memory with 1 responses at a time",
+        "--max_response_length",
     )
 
 
 def test_out_of_memory_in_the_reward_model_alone_halves_its_rows(roles, tokenizer):
     """As in its accuracy after training, where no other model runs; the scores stay the same."""
-    rollout, reward, rows = from_texts(tokenizer, PROMPTS, PROMPTS[::-1], 8), ModelReward(roles.reward), []
+    rollout, reward, rows = (
+        from_texts(tokenizer, PROMPTS, PROMPTS[::-1], 8),
+        ModelReward(roles.reward),
+        [],
+    )
     scores = reward(rollout)
 
     def hook(_, args, kwargs):
@@ -387,7 +452,10 @@ def test_small_gradients_survive_a_float16_base(tiny, sft, rm, batch):
     """A response among 100,000: its gradients are below float16's smallest number, and those of float32 are met."""
     macro, grads = FixedNGram(3)(batch.mask), []
     for dtype in ("float32", "float16"):
-        made = learner(build_models(load_base(replace(tiny, dtype=dtype)), sft, rm), options(micro_batch_size=6))
+        made = learner(
+            build_models(load_base(replace(tiny, dtype=dtype)), sft, rm),
+            options(micro_batch_size=6),
+        )
         steps, counts = record(made), made.loss_normalizers
         made.loss_normalizers = lambda batch, counts=counts: counts(batch) * 1e5
         torch.manual_seed(0)
@@ -424,7 +492,9 @@ def test_decay_is_that_of_transformers(kind, warmup):
         optimizer.step()
         theirs.step()
     assert rates[0] == 0.0
-    assert shares(40, warmup_updates=warmup, rl_lr_scheduler_type=kind) == pytest.approx(rates[1:], abs=1e-12)
+    assert shares(40, warmup_updates=warmup, rl_lr_scheduler_type=kind) == pytest.approx(
+        rates[1:], abs=1e-12
+    )
 
 
 def test_weight_decay_is_for_matrices():
@@ -438,7 +508,14 @@ def test_weight_decay_is_for_matrices():
     assert torch.allclose(matrix, torch.full((2, 2), 0.95)) and torch.equal(vector, torch.ones(2))
     assert {group["name"] for group in optimizer.param_groups} == {"policy"}
     assert all(group["betas"] == (0.8, 0.95) for group in optimizer.param_groups)
-    assert len(make_optimizer({"policy": [matrix, vector]}, {"policy": 0.5}, RolloutConfig()).param_groups) == 1
+    assert (
+        len(
+            make_optimizer(
+                {"policy": [matrix, vector]}, {"policy": 0.5}, RolloutConfig()
+            ).param_groups
+        )
+        == 1
+    )
 
 
 class Waits(TorchDispatchMode):
@@ -462,7 +539,11 @@ def test_a_micro_batch_waits_for_the_device_three_times_at_most(moved, batch, ep
     for size in (6, 1):
         made.micro_batch_size = size
         with Waits() as waits, monkeypatch.context() as patch:
-            patch.setattr(torch.Tensor, "tolist", lambda x: (setattr(waits, "count", waits.count + 1), tolist(x))[1])
+            patch.setattr(
+                torch.Tensor,
+                "tolist",
+                lambda x: (setattr(waits, "count", waits.count + 1), tolist(x))[1],
+            )
             made.forward_backward(work, made.loss_normalizers(work), old)
         counts.append(waits.count)
     assert len(batch) == 6 and 0 < (counts[1] - counts[0]) / 5 <= 3

@@ -12,24 +12,48 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 
 from marlhf_lite.cli import preset_lines
 from marlhf_lite.config.commands import COMMANDS, option_names
-from marlhf_lite.config.parser import list_presets, parse, parse_and_name_presets, preset_file, presets
+from marlhf_lite.config.parser import (
+    list_presets,
+    parse,
+    parse_and_name_presets,
+    preset_file,
+    presets,
+)
 from marlhf_lite.macro import kl_per_token
 from marlhf_lite.tasks.embedded import EMBEDDED
 from marlhf_lite.tasks.tokenization import encode_prompts
 
-TABLE_5 = (Path(__file__).parent / "data" / "table_5.txt").read_text(encoding="utf-8")  # with Appendix C.4
+# with Appendix C.4
+TABLE_5 = (Path(__file__).parent / "data" / "table_5.txt").read_text(encoding="utf-8")
 LADDER = [f"estimators/{rung}" for rung in ("E0", "E1", "E2", "E3", "E4", "E5", "MC", "VC")]
-CARDS = {"lora-t4-16gb": "gemma-2b/tldr", "lora-24gb": "gemma-2b/tldr", "lora-80gb": "gemma-7b/tldr"}
-RATES = ("sft_learning_rate", "rm_learning_rate", "policy_learning_rate", "critic_learning_rate", "dpo_learning_rate")
+CARDS = {
+    "lora-t4-16gb": "gemma-2b/tldr",
+    "lora-24gb": "gemma-2b/tldr",
+    "lora-80gb": "gemma-7b/tldr",
+}
+RATES = (
+    "sft_learning_rate",
+    "rm_learning_rate",
+    "policy_learning_rate",
+    "critic_learning_rate",
+    "dpo_learning_rate",
+)
 
 
 def expected() -> dict[str, dict[str, str]]:
     """The table by preset: the cells that the paper fills, as words."""
-    models, tasks, *rows = (line.split() for line in TABLE_5.splitlines() if line and line[0] != "#")
-    names = [model for model in models for _ in range(1 if "code" in model or "llama" in model else 3)]
+    models, tasks, *rows = (
+        line.split() for line in TABLE_5.splitlines() if line and line[0] != "#"
+    )
+    names = [
+        model for model in models for _ in range(1 if "code" in model or "llama" in model else 3)
+    ]
     assert all(len(cells) == len(names) == len(tasks) for _, *cells in rows)
     columns = [f"{model}/{task}" for model, task in zip(names, tasks)]
-    return {column: {row[0]: row[1 + i] for row in rows if row[1 + i] != "-"} for i, column in enumerate(columns)}
+    return {
+        column: {row[0]: row[1 + i] for row in rows if row[1 + i] != "-"}
+        for i, column in enumerate(columns)
+    }
 
 
 PAPER = expected()
@@ -50,10 +74,16 @@ def given(name: str) -> dict:
 
 
 def test_the_presets_are_the_papers_columns_the_methods_the_cards_and_the_ladder():
-    own = {"demo", "demo/umbrella", "demo/summaries", "pretrained"} | {f"embedded/{name}" for name in EMBEDDED}
-    assert set(presets()) == {*PAPER, *CARDS, *LADDER, "paper", "released", *own} and len(PAPER) == 12
+    own = {"demo", "demo/umbrella", "demo/summaries", "pretrained"} | {
+        f"embedded/{name}" for name in EMBEDDED
+    }
+    assert (
+        set(presets()) == {*PAPER, *CARDS, *LADDER, "paper", "released", *own} and len(PAPER) == 12
+    )
     _, *lines = list_presets().splitlines()
-    shown = [(name, given(name).get("model", "-"), given(name).get("dataset", "-")) for name in presets()]
+    shown = [
+        (name, given(name).get("model", "-"), given(name).get("dataset", "-")) for name in presets()
+    ]
     assert [tuple(line.split()[:3]) for line in lines] == shown
 
 
@@ -65,9 +95,16 @@ def test_every_cell(name):
     assert found == {key: type(found[key])(cell) for key, cell in PAPER[name].items()}
     rows = {key for cells in PAPER.values() for key in cells} - {"critic_init"}
     assert given(name).keys() & rows == PAPER[name].keys() - {"critic_init"}
-    full = {"finetune": "full", "dtype": "float32", "load_in_4bit": False, "termination": "fixed", "size": None}
+    full = {
+        "finetune": "full",
+        "dtype": "float32",
+        "load_in_4bit": False,
+        "termination": "fixed",
+        "size": None,
+    }
     assert full.items() <= options.items()
-    assert options["attn_implementation"] == ("eager" if "gemma-2-" in name else "auto")  # it caps its logits
+    # it caps its logits
+    assert options["attn_implementation"] == ("eager" if "gemma-2-" in name else "auto")
 
 
 def test_what_the_baselines_start_with():
@@ -99,7 +136,10 @@ def test_cards_take_adapters_with_ten_times_the_rates_of_full_fine_tuning(name, 
     options = load(name) | load(name, command="dpo")
     assert options["finetune"] == "lora" and options["gradient_checkpointing"] is True
     assert options["model"] == load(paper)["model"]
-    assert options["load_in_4bit"] == (name == "lora-t4-16gb") and options["dtype"] in ("float16", "bfloat16")
+    assert options["load_in_4bit"] == (name == "lora-t4-16gb") and options["dtype"] in (
+        "float16",
+        "bfloat16",
+    )
     for rate in RATES:
         assert options[rate] == pytest.approx(10 * float(PAPER[paper][rate]), rel=1e-9), rate
 
@@ -127,7 +167,8 @@ def test_the_ladder_changes_one_thing_a_rung():
 def test_every_preset_parses_for_every_command(name):
     lines = preset_file(name, "test").read_text(encoding="utf-8").splitlines()
     keys = [line.split(":")[0] for line in lines if line and not line.startswith("#")]
-    assert len(keys) == len(set(keys)) == len(given(name))  # YAML keeps the last of two without a word
+    # YAML keeps the last of two without a word
+    assert len(keys) == len(set(keys)) == len(given(name))
     assert lines[0].startswith("# ")  # which the list of presets shows
     for command in COMMANDS:
         found, shared = load(name, command=command), load(name)
@@ -139,7 +180,8 @@ def test_every_preset_parses_for_every_command(name):
 def test_later_presets_win():
     both = load("released,gemma-7b/webgpt")
     own = {key: RELEASED[key] for key in ("score_clip", "rm_loss", "reward_pooling")}
-    assert (own | {"model": "google/gemma-7b", "kl_coef": 0.1}).items() <= both.items()  # both name the last
+    # both name the last
+    assert (own | {"model": "google/gemma-7b", "kl_coef": 0.1}).items() <= both.items()
     assert load("released")["kl_coef"] == load("gemma-7b/webgpt,released")["kl_coef"] == 0.05
     assert load(" released , gemma-7b/webgpt ") == both
     assert load("released,gemma-2b/tldr", "--n", "1")["n"] == "1"
@@ -148,7 +190,9 @@ def test_later_presets_win():
 NEAR = {"gemma2b/tldr": "gemma-2b/tldr", "gemma-2b": "gemma-2b/hh", "Released": "released"}
 
 
-@pytest.mark.parametrize("name", [*NEAR, "zzz", "released,", " ", "../options", "/etc/passwd", "gemma-2b/../released"])
+@pytest.mark.parametrize(
+    "name", [*NEAR, "zzz", "released,", " ", "../options", "/etc/passwd", "gemma-2b/../released"]
+)
 def test_unknown_names_are_refused_and_near_ones_offered(name):
     for read in (load, given):
         fails(lambda read=read: read(name), name, NEAR.get(name, ""))
@@ -172,11 +216,15 @@ def test_a_model_that_is_not_embedded_has_defaults_of_its_own():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("preset", "unbiased"), [("pretrained", True), ("paper", False), ("released", False)])
+@pytest.mark.parametrize(
+    ("preset", "unbiased"), [("pretrained", True), ("paper", False), ("released", False)]
+)
 def test_the_kl_estimates_of_pretrained_are_unbiased(preset, unbiased, moved, tokenizer):
     """Exactly, over every token that can be sampled next, with transformers' own warping of logits; not the paper's."""
     values = yaml.safe_load(preset_file(preset, "").read_text())
-    options = COMMANDS["ppo"](**{name: values[name] for name in option_names(COMMANDS["ppo"]) & values.keys()})
+    options = COMMANDS["ppo"](
+        **{name: values[name] for name in option_names(COMMANDS["ppo"]) & values.keys()}
+    )
     prompt = torch.tensor(encode_prompts(tokenizer, ["Why?"]))
     warp = [TemperatureLogitsWarper(options.temperature)]
     warp += [TopKLogitsWarper(options.top_k)] if options.top_k else []
@@ -187,11 +235,19 @@ def test_the_kl_estimates_of_pretrained_are_unbiased(preset, unbiased, moved, to
 
     q = sampled(moved.policy)
     tokens = torch.cat([prompt.expand(len(q), -1), torch.arange(len(q))[:, None]], 1)
-    given = (tokens, torch.ones_like(tokens), 1, options.temperature if options.logprobs_at_temperature else 1.0)
+    given = (
+        tokens,
+        torch.ones_like(tokens),
+        1,
+        options.temperature if options.logprobs_at_temperature else 1.0,
+    )
     log_p, log_ref = (role(*given)[0].double() for role in (moved.policy, moved.reference))
-    exact = (q.exp() * (q - sampled(moved.reference))).nansum().item()  # infinite where the reference excludes a token
+    # infinite where the reference excludes a token
+    exact = (q.exp() * (q - sampled(moved.reference))).nansum().item()
     for estimator in ("k1", "k3"):
-        terms = kl_per_token(log_p, log_ref, torch.ones_like(log_p, dtype=torch.bool), estimator)[:, 0]
+        terms = kl_per_token(log_p, log_ref, torch.ones_like(log_p, dtype=torch.bool), estimator)[
+            :, 0
+        ]
         assert (abs((q.exp() * terms).sum().item() - exact) < 1e-5) == unbiased
     assert exact > 1e-3
 
@@ -201,7 +257,14 @@ def test_the_run_says_which_rates_it_took_and_warns_where_all_weights_are_traine
         return preset_lines(*parse_and_name_presets("run", words, COMMANDS["run"]))
 
     own = ["--model", "owner/model"]
-    rates = ["--sft_learning_rate", "1e-5", "--rm_learning_rate", "1e-5", "--policy_learning_rate", "1e-5"]
+    rates = [
+        "--sft_learning_rate",
+        "1e-5",
+        "--rm_learning_rate",
+        "1e-5",
+        "--policy_learning_rate",
+        "1e-5",
+    ]
     assert lines("--preset", "paper") == ["presets: embedded/tiny-tldr, paper"]
     assert len(lines(*own)) == 2 and "sft_learning_rate 0.001" in lines(*own)[1]
     assert "too high for --finetune full" in lines(*own, "--finetune", "full")[2]

@@ -60,7 +60,9 @@ VARIABLES = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "TQDM_DISABLE
 def warm_launcher():
     command = [sys.executable, "-P", HERE / "warm_launch.py"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    return subprocess.Popen(command, env=os.environ | VARIABLES, text=True, start_new_session=True, **pipes)
+    return subprocess.Popen(
+        command, env=os.environ | VARIABLES, text=True, start_new_session=True, **pipes
+    )
 
 
 def launch_warm(words, *, cwd, timeout):
@@ -68,13 +70,20 @@ def launch_warm(words, *, cwd, timeout):
     server = warm_launcher()
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / name for name in ("stdout", "stderr")]
-        asked = {"folder": str(cwd), "environment": os.environ | VARIABLES, "files": [*map(str, files)], "words": words}
+        asked = {
+            "folder": str(cwd),
+            "environment": os.environ | VARIABLES,
+            "files": [*map(str, files)],
+            "words": words,
+        }
         print(json.dumps(asked), file=server.stdin, flush=True)
         if not select.select([server.stdout], [], [], timeout)[0]:
             os.killpg(server.pid, signal.SIGKILL)
             warm_launcher.cache_clear()
             pytest.fail(f"no end after {timeout} seconds: {files[1].read_text()[-3000:]}")
-        return subprocess.CompletedProcess(words, int(server.stdout.readline()), *(x.read_text() for x in files))
+        return subprocess.CompletedProcess(
+            words, int(server.stdout.readline()), *(x.read_text() for x in files)
+        )
 
 
 def launch(processes, *words, cwd=HERE.parent, timeout=300, succeeds=True, warm=True):
@@ -89,8 +98,13 @@ def launch(processes, *words, cwd=HERE.parent, timeout=300, succeeds=True, warm=
     if warm:
         done = launch_warm(options, cwd=cwd, timeout=timeout)
     else:
-        command, how = [sys.executable, "-m", "accelerate.commands.launch"], {"capture_output": True, "text": True}
-        done = subprocess.run([*command, *options], env=os.environ | VARIABLES, timeout=timeout, cwd=cwd, **how)
+        command, how = (
+            [sys.executable, "-m", "accelerate.commands.launch"],
+            {"capture_output": True, "text": True},
+        )
+        done = subprocess.run(
+            [*command, *options], env=os.environ | VARIABLES, timeout=timeout, cwd=cwd, **how
+        )
     assert (done.returncode == 0) == succeeds, done.stderr[-3000:]
     return done
 
@@ -102,7 +116,10 @@ def flat(tensors):
 CASES = {
     "plain": ({}, {}),
     "micro-batches of one": ({"micro_batch_size": 1}, {}),
-    "macro losses, uneven micro-batches": ({"micro_batch_size": 3}, {"ratio": "macro", "value_target": "macro"}),
+    "macro losses, uneven micro-batches": (
+        {"micro_batch_size": 3},
+        {"ratio": "macro", "value_target": "macro"},
+    ),
     "whitened": ({"whiten": True}, {}),
     "without a critic": ({"micro_batch_size": 3}, {}),
     "full, sharded, bfloat16": ({"policy_learning_rate": 1e-6}, {}),
@@ -135,7 +152,9 @@ def results(tmp_path_factory, tiny, base, sft, rm, whole, tokenizer):
         roles = build_models(load_base(options), *places)
         rollout = from_texts(tokenizer, prompts, responses, limit=12)
         with torch.no_grad():
-            log_p = roles.reference(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0]
+            log_p = roles.reference(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[
+                0
+            ]
         rollout = vars(replace(rollout, ref_logprobs=log_p, scores=scores))
         jobs[name] = {
             "model": vars(options),
@@ -151,7 +170,11 @@ def results(tmp_path_factory, tiny, base, sft, rm, whole, tokenizer):
     torch.save(jobs, folder / "jobs.pt")
     for processes in (1, 2):
         launch(processes, HERE / "one_update.py", folder)
-    return folder, [torch.load(folder / f"result-{n}.pt", weights_only=True) for n in (1, 2)], jobs["full, sharded"]
+    return (
+        folder,
+        [torch.load(folder / f"result-{n}.pt", weights_only=True) for n in (1, 2)],
+        jobs["full, sharded"],
+    )
 
 
 @pytest.mark.parametrize("case", EXACT)
@@ -184,7 +207,12 @@ def test_mixed_precision_computes_in_bfloat16_and_loses_no_small_step(results):
     """Frozen models are in bfloat16; what trains is in float32, where steps of 1e-6 are no rounding error."""
     plain, mixed = (results[1][1][case] for case in ("full, sharded", "full, sharded, bfloat16"))
     frozen, trained = (["torch.bfloat16"], ["torch.float32"])
-    assert mixed["formats"] == {"policy": trained, "critic": trained, "reference": frozen, "reward": frozen}
+    assert mixed["formats"] == {
+        "policy": trained,
+        "critic": trained,
+        "reference": frozen,
+        "reward": frozen,
+    }
     assert set(map(tuple, plain["formats"].values())) == {tuple(trained)}
     for name in ("policy", "critic"):
         ours, theirs = flat(mixed["grads"][name]), flat(plain["grads"][name])
@@ -248,7 +276,9 @@ def test_a_checkpoint_of_shards_is_a_policy(results, shards, whole, tmp_path):
     assert not changed(load_policy(base, policy), snapshot(saved))
     export_policy(ExportCommand(model=options.model, finetune="full"), policy, tmp_path / "model")
     words = f"evaluate --model {options.model} --finetune full --sft {whole[1]} --policies last={policy} --size 40"
-    assert not main(f"{words} --max_response_length 4 --eval_prompts 2 --output_dir {tmp_path}/e".split())
+    assert not main(
+        f"{words} --max_response_length 4 --eval_prompts 2 --output_dir {tmp_path}/e".split()
+    )
     assert not changed(AutoModelForCausalLM.from_pretrained(tmp_path / "model"), snapshot(saved))
 
 
@@ -272,12 +302,19 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_checkpoint_whose_shards_are_damaged(results, shards, whole, fault, monkeypatch, tmp_path):
+def test_a_checkpoint_whose_shards_are_damaged(
+    results, shards, whole, fault, monkeypatch, tmp_path
+):
     monkeypatch.chdir(tmp_path)
     damage, line = FAULTS[fault]
     damage(shards[1])
     trainer = trainer_of(results[2], Accelerator(), RunFolder.open(shards[0]), 6)
-    fails(lambda: trainer.train(resume=True), str(shards[1]), line, "delete it, and --resume takes the one before")
+    fails(
+        lambda: trainer.train(resume=True),
+        str(shards[1]),
+        line,
+        "delete it, and --resume takes the one before",
+    )
     fails(lambda: load_policy(load_base(whole[0]), shards[1]), str(shards[1]), line)
     assert len(RunFolder.open(shards[0]).metrics()) == 6 and not (tmp_path / "intruder").exists()
 
@@ -311,7 +348,15 @@ def stages(tmp_path_factory):
     words = []
     for stage, own in options.items():
         for name, variables in stops.items():
-            words += [*variables, stage, *sizes, *own, "--output_dir", folder / f"{stage}-{name}", "+"]
+            words += [
+                *variables,
+                stage,
+                *sizes,
+                *own,
+                "--output_dir",
+                folder / f"{stage}-{name}",
+                "+",
+            ]
         words += [stage, "--resume", folder / f"{stage}-resumed", "+"]
     launch(2, HERE / "sharded_command.py", *words[:-1], cwd=folder, timeout=600)
     return folder
@@ -319,7 +364,10 @@ def stages(tmp_path_factory):
 
 @pytest.mark.parametrize("stage", MODELS)
 def test_a_stopped_stage_goes_on_bit_by_bit(stages, stage):
-    one, other = (stages / f"{stage}-{name}" / MODELS[stage] / "model.safetensors" for name in ("whole", "resumed"))
+    one, other = (
+        stages / f"{stage}-{name}" / MODELS[stage] / "model.safetensors"
+        for name in ("whole", "resumed")
+    )
     assert one.read_bytes() == other.read_bytes()
 
 
@@ -327,15 +375,23 @@ def test_the_reward_model_s_records_are_of_all_processes(stages, tmp_path):
     words = "--finetune full --size 80 --max_response_length 12 --seed 1 --per_device_train_batch_size 1".split()
     words += f"--sft {stages}/sft-whole --rm_epochs 0.75 --rm_batch_size 4 --rm_learning_rate 1e-4".split()
     assert main(["rm", *words, "--output_dir", str(tmp_path / "one")]) == 0
-    one, two = (json.loads((path / "rm" / "log.json").read_text()) for path in (tmp_path / "one", stages / "rm-whole"))
+    one, two = (
+        json.loads((path / "rm" / "log.json").read_text())
+        for path in (tmp_path / "one", stages / "rm-whole")
+    )
     for name in ("loss", "accuracy", "margin"):
-        assert [row[name] for row in two] == pytest.approx([row[name] for row in one], rel=1e-3, abs=1e-5), name
+        assert [row[name] for row in two] == pytest.approx(
+            [row[name] for row in one], rel=1e-3, abs=1e-5
+        ), name
 
 
 def test_each_process_writes_half_of_a_checkpoint(stages):
     for place in ("sft-stopped/sft", "rm-stopped/rm", "dpo-stopped/dpo/checkpoints"):
         for part in ("pytorch_model_fsdp_0", "optimizer_0"):
-            sizes = [path.stat().st_size for path in (stages / place / "checkpoint-2" / part).glob("*.distcp")]
+            sizes = [
+                path.stat().st_size
+                for path in (stages / place / "checkpoint-2" / part).glob("*.distcp")
+            ]
             assert len(sizes) == 2 and max(sizes) < 0.6 * sum(sizes)
 
 
@@ -343,11 +399,17 @@ def test_a_checkpoint_needs_the_launch_that_it_was_made_with(tmp_path):
     without, under = (SimpleNamespace(is_fsdp_enabled=fsdp) for fsdp in (False, True))
     (tmp_path / "rng_state.pth").touch()
     check_checkpoint(without, tmp_path)
-    fails(lambda: check_checkpoint(under, tmp_path), f"{tmp_path}: made without FSDP: launch it without fsdp2.yaml")
+    fails(
+        lambda: check_checkpoint(under, tmp_path),
+        f"{tmp_path}: made without FSDP: launch it without fsdp2.yaml",
+    )
     (tmp_path / "pytorch_model_fsdp_0").mkdir()
     (tmp_path / "pytorch_model_fsdp_0" / ".metadata").touch()
     check_checkpoint(under, tmp_path)
-    fails(lambda: check_checkpoint(without, tmp_path), f"{tmp_path}: made under FSDP: launch it with fsdp2.yaml")
+    fails(
+        lambda: check_checkpoint(without, tmp_path),
+        f"{tmp_path}: made under FSDP: launch it with fsdp2.yaml",
+    )
 
 
 def test_a_checkpoint_of_sft_and_reward_model_is_read(stages, whole, tmp_path, capsys):
@@ -355,12 +417,21 @@ def test_a_checkpoint_of_sft_and_reward_model_is_read(stages, whole, tmp_path, c
     base, kinds = load_base(whole[0]), {"sft": load_policy, "rm": load_score_model}
     for stage, load in kinds.items():
         place = stages / f"{stage}-stopped" / stage / "checkpoint-2"
-        model, end = (load(base, resolve_adapter_dir(stage, str(p))) for p in (place, stages / f"{stage}-whole"))
+        model, end = (
+            load(base, resolve_adapter_dir(stage, str(p)))
+            for p in (place, stages / f"{stage}-whole")
+        )
         assert type(model) is type(end) and len(changed(model, snapshot(end))) > 0
-        assert all((x - y).abs().max() < 0.01 for x, y in zip(model.parameters(), end.parameters(), strict=True))
+        assert all(
+            (x - y).abs().max() < 0.01
+            for x, y in zip(model.parameters(), end.parameters(), strict=True)
+        )
         assert main([stage, "--resume", str(stages / f"{stage}-stopped")]) == 2
         shown = capsys.readouterr()
-        assert "checkpoint-2: made under FSDP: launch it with fsdp2.yaml" in shown.err and "made by" not in shown.out
+        assert (
+            "checkpoint-2: made under FSDP: launch it with fsdp2.yaml" in shown.err
+            and "made by" not in shown.out
+        )
 
 
 def test_dpo_saves_weights_that_processes_share(stages, whole):
@@ -371,12 +442,20 @@ def test_dpo_saves_weights_that_processes_share(stages, whole):
 
 def test_stages_go_on_from_shards_with_one_process(stages, tmp_path):
     shutil.copytree(stages, tmp_path / "stages")
-    words = [word for stage in MODELS for word in (stage, "--resume", tmp_path / "stages" / f"{stage}-stopped", "+")]
+    words = [
+        word
+        for stage in MODELS
+        for word in (stage, "--resume", tmp_path / "stages" / f"{stage}-stopped", "+")
+    ]
     done = launch(1, HERE / "sharded_command.py", *words[:-1])
     assert done.stdout.count("checkpoint-2: made by 2 processes, not 1") == len(MODELS)
     for stage, place in MODELS.items():
         ours, theirs = (
-            flat(load_file(tmp_path / "stages" / f"{stage}-{name}" / place / "model.safetensors").values())
+            flat(
+                load_file(
+                    tmp_path / "stages" / f"{stage}-{name}" / place / "model.safetensors"
+                ).values()
+            )
             for name in ("stopped", "whole")
         )
         assert (ours - theirs).norm() < 1e-6 * theirs.norm()
@@ -403,16 +482,23 @@ def test_group_methods_train_weights_that_processes_share(whole, tmp_path, monke
     for method, trainer in {"rloo": RLOOTrainer, "grpo": GRPOTrainer}.items():
         with give_responses(trainer):
             assert main([method, *words, f"{method}-alone"]) == 0
-        runs = [tmp_path / name / method for name in (method, f"{method}-stopped", f"{method}-alone")]
+        runs = [
+            tmp_path / name / method for name in (method, f"{method}-stopped", f"{method}-alone")
+        ]
         two, resumed, one = [timeless(RunFolder.open(run).metrics()) for run in runs]
         assert resumed == two and len(two) == 3
         assert len([*runs[1].glob("checkpoints/checkpoint-2/optimizer_0/*.distcp")]) == 2
-        two, one = ({f"{i} {k}": x for i, row in enumerate(rows) for k, x in row.items()} for rows in (two, one))
+        two, one = (
+            {f"{i} {k}": x for i, row in enumerate(rows) for k, x in row.items()}
+            for rows in (two, one)
+        )
         assert two == pytest.approx(one, rel=1e-3, abs=1e-5)
         files = [run / "policy" / "model.safetensors" for run in runs]
         assert files[0].read_bytes() == files[1].read_bytes()
         two, one = (load_file(file) for file in (files[0], files[2]))
-        apart, moved = (flat(two[name] - other[name] for name in start).norm() for other in (one, start))
+        apart, moved = (
+            flat(two[name] - other[name] for name in start).norm() for other in (one, start)
+        )
         assert apart < 0.01 * moved
 
 
@@ -428,11 +514,25 @@ def test_a_fault_in_one_process_ends_a_sharded_run(whole, tmp_path):
     )
     options, sft, rm = whole
     words = ["ppo", "--model", options.model, "--finetune", "full", "--sft", sft, "--rm", rm]
-    words += ["--reward", "odd:fails_once", "--batch_size", "4", "--updates", "3", "--max_response_length", "4"]
+    words += [
+        "--reward",
+        "odd:fails_once",
+        "--batch_size",
+        "4",
+        "--updates",
+        "3",
+        "--max_response_length",
+        "4",
+    ]
     words += ["--size", "40", "--policy_learning_rate", "1e-4", "--critic_learning_rate", "1e-4"]
     script = HERE / "sharded_command.py"
-    done = launch(2, script, *words, "--output_dir", "run", cwd=tmp_path, timeout=180, succeeds=False)
-    assert "marlhf: error: reward odd:fails_once: raised RuntimeError: process 1 has lost its data" in done.stderr
+    done = launch(
+        2, script, *words, "--output_dir", "run", cwd=tmp_path, timeout=180, succeeds=False
+    )
+    assert (
+        "marlhf: error: reward odd:fails_once: raised RuntimeError: process 1 has lost its data"
+        in done.stderr
+    )
     assert len(RunFolder.open(tmp_path / "run" / "ppo").metrics()) == 1
 
 
@@ -463,9 +563,37 @@ def test_an_environment_answers_processes_that_share_the_weights(whole, tmp_path
     """Each has its own number of turns and layers are gathered all the same; a fault in one ends both at once."""
     (tmp_path / "mine.py").write_text(GAME)
     options, sft, _ = whole
-    words = ["ppo", "--model", options.model, "--finetune", "full", "--sft", sft, "--environment", "mine:Game"]
-    words += ["--termination", "turn", "--critic_init", "sft", "--batch_size", "4", "--updates", "3", "--size", "40"]
-    words += ["--max_response_length", "4", "--policy_learning_rate", "1e-4", "--critic_learning_rate", "1e-4"]
+    words = [
+        "ppo",
+        "--model",
+        options.model,
+        "--finetune",
+        "full",
+        "--sft",
+        sft,
+        "--environment",
+        "mine:Game",
+    ]
+    words += [
+        "--termination",
+        "turn",
+        "--critic_init",
+        "sft",
+        "--batch_size",
+        "4",
+        "--updates",
+        "3",
+        "--size",
+        "40",
+    ]
+    words += [
+        "--max_response_length",
+        "4",
+        "--policy_learning_rate",
+        "1e-4",
+        "--critic_learning_rate",
+        "1e-4",
+    ]
     words += ["--eval_every", "2", "--test_prompts", "3", "--output_dir", "run"]
     script = HERE / "sharded_command.py"
     done = launch(2, script, *words, cwd=tmp_path, timeout=300, succeeds=False)
@@ -474,7 +602,11 @@ def test_an_environment_answers_processes_that_share_the_weights(whole, tmp_path
     (tmp_path / "mended").touch()
     launch(2, script, "ppo", "--resume", "run", cwd=tmp_path, timeout=300)
     run = RunFolder.open(tmp_path / "run" / "ppo")
-    assert [(row["update"], row["turns"]) for row in run.metrics()] == [(1, 2.0), (2, 2.0), (3, 2.0)]
+    assert [(row["update"], row["turns"]) for row in run.metrics()] == [
+        (1, 2.0),
+        (2, 2.0),
+        (3, 2.0),
+    ]
     assert [row["update"] for row in run.tests()] == [2, 3]
 
 
@@ -489,12 +621,36 @@ def made():
 
 def test_processes_that_share_the_weights_sample_by_a_user_s_code(whole, tmp_path):
     """As without it: layers are gathered outside."""
-    (tmp_path / "mine.py").write_text(SAMPLER + "def length(prompts, texts):\n    return [len(x) for x in texts]\n")
+    (tmp_path / "mine.py").write_text(
+        SAMPLER + "def length(prompts, texts):\n    return [len(x) for x in texts]\n"
+    )
     options, sft, rm = whole
-    words = ["ppo", "--model", options.model, "--finetune", "full", "--sft", sft, "--rm", rm, "--reward", "mine:length"]
+    words = [
+        "ppo",
+        "--model",
+        options.model,
+        "--finetune",
+        "full",
+        "--sft",
+        sft,
+        "--rm",
+        rm,
+        "--reward",
+        "mine:length",
+    ]
     words += ["--batch_size", "4", "--updates", "2", "--max_response_length", "4", "--size", "40"]
     words += ["--policy_learning_rate", "1e-3"]
-    commands = [*words, "--output_dir", "plain", "+", *words, "--sampler", "mine:made", "--output_dir", "own"]
+    commands = [
+        *words,
+        "--output_dir",
+        "plain",
+        "+",
+        *words,
+        "--sampler",
+        "mine:made",
+        "--output_dir",
+        "own",
+    ]
     launch(2, HERE / "sharded_command.py", *commands, cwd=tmp_path, timeout=120)
     plain, own = (RunFolder.open(tmp_path / name / "ppo").metrics() for name in ("plain", "own"))
     assert len(own) == 2 and timeless(own) == timeless(plain)
@@ -510,11 +666,34 @@ def test_a_signal_to_one_process_stops_all_behind_the_same_update(tiny, sft, tmp
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
         "    return [len(r) for r in responses]\n"
     )
-    words = ["ppo", "--model", tiny.model, "--sft", sft, "--reward", "odd:stops", "--batch_size", "4", "--size", "40"]
-    words += ["--updates", "9", "--max_response_length", "4", "--critic_init", "sft", "--output_dir", "run"]
+    words = [
+        "ppo",
+        "--model",
+        tiny.model,
+        "--sft",
+        sft,
+        "--reward",
+        "odd:stops",
+        "--batch_size",
+        "4",
+        "--size",
+        "40",
+    ]
+    words += [
+        "--updates",
+        "9",
+        "--max_response_length",
+        "4",
+        "--critic_init",
+        "sft",
+        "--output_dir",
+        "run",
+    ]
     done = launch(2, "-m", "marlhf_lite", *words, cwd=tmp_path, timeout=120, succeeds=False)
     assert done.stderr.count("marlhf ppo --resume run continues") == 2
-    assert [path.name for path in (tmp_path / "run" / "ppo" / "checkpoints").iterdir()] == ["update-000002.pt"]
+    assert [path.name for path in (tmp_path / "run" / "ppo" / "checkpoints").iterdir()] == [
+        "update-000002.pt"
+    ]
     assert len(RunFolder.open(tmp_path / "run" / "ppo").metrics()) == 2
     assert (tmp_path / "run" / "ppo" / "policy" / "adapter_model.safetensors").is_file()
 
@@ -562,8 +741,13 @@ def test_a_run_on_two_processes_learns(launched):
 def test_it_goes_on_with_as_many_processes_and_no_other(launched):
     before = (launched / "run" / "ppo" / "metrics.jsonl").read_bytes()
     more = ["-m", "marlhf_lite", "ppo", "--resume", launched / "run", "--updates", "14"]
-    alone = subprocess.run([sys.executable, *map(str, more)], capture_output=True, text=True, cwd=launched)
-    assert alone.returncode == 2 and "made by 2 processes, not 1: launch it with --num_processes 2" in alone.stderr
+    alone = subprocess.run(
+        [sys.executable, *map(str, more)], capture_output=True, text=True, cwd=launched
+    )
+    assert (
+        alone.returncode == 2
+        and "made by 2 processes, not 1: launch it with --num_processes 2" in alone.stderr
+    )
     launch(2, *more, cwd=launched)
     after = (launched / "run" / "ppo" / "metrics.jsonl").read_bytes()
     assert after.startswith(before) and after.count(b"\n") == 14

@@ -26,13 +26,25 @@ SMALL = (
 def apps(i):
     """A problem in APPS's form: its texts are those of the data set on the hub; odd ones call a function."""
     if i % 2:
-        tests = {"fn_name": "add", "inputs": [[j, i] for j in range(3)], "outputs": [[j + i] for j in range(3)]}
+        tests = {
+            "fn_name": "add",
+            "inputs": [[j, i] for j in range(3)],
+            "outputs": [[j + i] for j in range(3)],
+        }
         solution, starter = f"def add(a, b):\n    return a + b  # {i}\n", "def add(a, b):\n\t "
     else:
-        tests = {"inputs": [f"{j}\n" for j in range(3)], "outputs": [f"{j + i}\n" for j in range(3)]}
+        tests = {
+            "inputs": [f"{j}\n" for j in range(3)],
+            "outputs": [f"{j + i}\n" for j in range(3)],
+        }
         solution, starter = f"print(int(input()) + {i})\n", ""
     return {
-        **{"problem_id": i, "question": f"Add {i}.", "solutions": json.dumps([solution]), "starter_code": starter},
+        **{
+            "problem_id": i,
+            "question": f"Add {i}.",
+            "solutions": json.dumps([solution]),
+            "starter_code": starter,
+        },
         **{"input_output": json.dumps(tests), "difficulty": LEVELS[i % 3], "url": ""},
     }
 
@@ -78,10 +90,18 @@ def test_problems_without_good_tests_are_counted(tmp_path):
     ready("monty")
     broken = {"input_output": '{"inputs": ["1"]}'}
     for name, columns in (("no_tests", {"input_output": ""}), ("bad_tests", broken)):
-        some = load_task(written(tmp_path / "some.jsonl", [apps(i) | ({} if i % 10 else columns) for i in range(30)]))
+        some = load_task(
+            written(
+                tmp_path / "some.jsonl", [apps(i) | ({} if i % 10 else columns) for i in range(30)]
+            )
+        )
         counts = with_tests(some, ProgramConfig(), "drop").counts
-        assert counts[name] > 0 and counts[name] + counts["ppo"] + counts["test"] == 30 - counts["sft"]
-    none = load_task(written(tmp_path / "none.jsonl", [apps(i) | {"input_output": ""} for i in range(30)]))
+        assert (
+            counts[name] > 0 and counts[name] + counts["ppo"] + counts["test"] == 30 - counts["sft"]
+        )
+    none = load_task(
+        written(tmp_path / "none.jsonl", [apps(i) | {"input_output": ""} for i in range(30)])
+    )
     fails(lambda: with_tests(none, ProgramConfig()), "no problem of the part ppo has tests")
     fails(lambda: with_tests(some, ProgramConfig()), "problem 'QUESTION: Add ", "--bad_rows drop")
 
@@ -90,9 +110,13 @@ def test_problems_that_share_a_prompt_and_not_their_tests_are_dropped(tmp_path):
     """Else one would be judged by the tests of the other. Rows that are the same stay."""
     ready("monty")
     rows = [apps(i) for i in range(0, 20, 2)]
-    tests = [{"input_output": json.dumps({"inputs": ["1\n"], "outputs": [f"{n}\n"]})} for n in (1, 2)]
+    tests = [
+        {"input_output": json.dumps({"inputs": ["1\n"], "outputs": [f"{n}\n"]})} for n in (1, 2)
+    ]
     twins = [row | columns for row in rows for columns in tests]
-    task = load_task(written(tmp_path / "twins.jsonl", [*(apps(i) for i in range(1, 20, 2)), *twins, apps(1)]))
+    task = load_task(
+        written(tmp_path / "twins.jsonl", [*(apps(i) for i in range(1, 20, 2)), *twins, apps(1)])
+    )
     done = with_tests(task, ProgramConfig())
     before, after = (counts["ppo"] + counts["test"] for counts in (task.counts, done.counts))
     assert done.counts["different_tests"] == before - after > 0
@@ -112,7 +136,9 @@ def test_a_task_without_tests(tmp_path):
 
 
 @pytest.mark.long
-def test_the_preset_of_apps_makes_an_update_without_a_reward_model(problems, tiny, tmp_path, capsys):
+def test_the_preset_of_apps_makes_an_update_without_a_reward_model(
+    problems, tiny, tmp_path, capsys
+):
     """SFT, PPO with unit tests, evaluation: --preset codegemma-2b/apps on a file and the random two-layer Gemma."""
     ready("bubblewrap")
     run, other = tmp_path / "run", tmp_path / "evaluation"
@@ -124,12 +150,20 @@ def test_the_preset_of_apps_makes_an_update_without_a_reward_model(problems, tin
     table = json.loads((run / "pass.json").read_text())
     assert {line["method"] for line in table} == {"SFT", "MA-PPO"}
     assert table[-1]["difficulty"] == "all" and table[-1]["problems"] == 3
-    policies = ["--sft", str(run / "sft"), "--policies", f"MA-PPO={run / 'ma-ppo'}", "--output_dir", str(other)]
+    policies = [
+        "--sft",
+        str(run / "sft"),
+        "--policies",
+        f"MA-PPO={run / 'ma-ppo'}",
+        "--output_dir",
+        str(other),
+    ]
     sizes = "--eval_prompts 3 --eval_samples 5".split()
     assert main(["evaluate", *policies, *sizes, "--executor", "bubblewrap"]) == 0
     shown = capsys.readouterr().out
     assert "pass@1" in shown and "pass@5" in shown and "MA-PPO" in shown
-    found = {row["method"]: row for row in compare([other])}  # of all five samples, as the table that was printed
+    # of all five samples, as the table that was printed
+    found = {row["method"]: row for row in compare([other])}
     assert {row["samples"] for row in found.values()} == {5}
     passed = [row["gold"] for row in RunFolder.open(other).samples() if row["method"] == "MA-PPO"]
     assert len(passed) == 15 and found["MA-PPO"]["gold"] == pytest.approx(sum(passed) / 15)

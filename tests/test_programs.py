@@ -53,12 +53,22 @@ LINES = [Test("3 4\n", "7"), Test("1 1", "2  \n\n")]
         ("def add(a, b):\n    return str(a + b)", ADD, "ran", [0, 0, 0]),
         ("def add(a, b)\n    return a + b", ADD, "compile_error", [0, 0, 0]),
         ("def plus(a, b):\n    return a + b", ADD, "runtime_error", [0, 0, 0]),
-        ("def add(a, b):\n    while a:\n        pass\n    return 0", ADD[::-1], "timeout", [1, 0, 0]),
+        (
+            "def add(a, b):\n    while a:\n        pass\n    return 0",
+            ADD[::-1],
+            "timeout",
+            [1, 0, 0],
+        ),
         ("a, b = map(int, input().split())\nprint(a + b)", LINES, "ran", [1, 1]),
         ("if __name__ == '__main__':\n    print(7)", LINES, "ran", [1, 0]),
         ("import sys\nprint('now', file=sys.stderr)\nprint(7)", LINES, "ran", [1, 0]),
         ("print(7 if input() == '3 4' else 1 / 0)", LINES, "runtime_error", [1, 0]),
-        ("print(len(input('long? ')))", [Test("a\u2028b\x0cc\r\nd", "long? 5"), Test("a", "1")], "ran", [1, 0]),
+        (
+            "print(len(input('long? ')))",
+            [Test("a\u2028b\x0cc\r\nd", "long? 5"), Test("a", "1")],
+            "ran",
+            [1, 0],
+        ),
         ("input()\ninput()\nprint(7)", [LINES[1]], "runtime_error", [0]),
         ("x" * (PROGRAM_CHARACTERS + 1), ADD, "unsupported", [0, 0, 0]),
     ],
@@ -70,22 +80,40 @@ def test_outcomes(executor, program, tests, status, passed):
 
 def test_what_monty_lacks_is_told_apart_from_faults_and_bubblewrap_is_cpython():
     ready("monty")
-    for program in ("import heapq", "def add(a, b):\n    yield a", "import sys\nsys.stdin.read()", "x = compile"):
+    for program in (
+        "import heapq",
+        "def add(a, b):\n    yield a",
+        "import sys\nsys.stdin.read()",
+        "x = compile",
+    ):
         assert run_tests(program, ADD, "monty").status == "unsupported"
     assert run_tests("x = conpile", ADD, "monty").status == "runtime_error"
     ready("bubblewrap")
-    program = "import heapq, sys\ndef nth():\n    yield from sorted(map(int, sys.stdin.read().split()))\n"
+    program = (
+        "import heapq, sys\ndef nth():\n    yield from sorted(map(int, sys.stdin.read().split()))\n"
+    )
     program += "print(heapq.nsmallest(1, nth())[0])\nsys.exit(0)"
-    assert run_tests(program, [Test("3 1 2", "1"), Test("5\n4", "4")], "bubblewrap").passed == [True, True]
+    assert run_tests(program, [Test("3 1 2", "1"), Test("5\n4", "4")], "bubblewrap").passed == [
+        True,
+        True,
+    ]
     for end, status in (("exit()", "ran"), ("quit(0)", "ran"), ("exit(1)", "runtime_error")):
         outcome = run_tests(f"print(7)\n{end}\nprint(8)", [Test("", "7")], "bubblewrap")
         assert (outcome.status, outcome.passed) == (status, [status == "ran"])
-    assert run_tests("print(open(0).read(), end='')", [Test("a\nb", "a\nb")], "bubblewrap").passed == [True]
+    assert run_tests(
+        "print(open(0).read(), end='')", [Test("a\nb", "a\nb")], "bubblewrap"
+    ).passed == [True]
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats(allow_nan=False) | st.text(max_size=9),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=9),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -122,8 +150,26 @@ def test_other_objects_are_no_values(executor):
     assert (outcome.status, outcome.passed) == ("ran", [True, False, False])
 
 
-NO_VALUES = ["", "[", "7x", "7", '"a"', "[1]", '["none"]', "[" * 10**5, '["dict",1]', '["set",["dict"]]']
-NO_VALUES += ['["int"]', '["int","q"]', '["plain","q"]', '["plain",[]]', '["str","q"]', '["str",["plain","None"]]']
+NO_VALUES = [
+    "",
+    "[",
+    "7x",
+    "7",
+    '"a"',
+    "[1]",
+    '["none"]',
+    "[" * 10**5,
+    '["dict",1]',
+    '["set",["dict"]]',
+]
+NO_VALUES += [
+    '["int"]',
+    '["int","q"]',
+    '["plain","q"]',
+    '["plain",[]]',
+    '["str","q"]',
+    '["str",["plain","None"]]',
+]
 
 
 def test_what_is_no_value_equals_nothing():
@@ -137,11 +183,23 @@ def test_what_is_no_value_equals_nothing():
 
 def test_comparison():
     assert same([1, (2, 3)], ((1, [2, 3]))) and same(2, 2.0) and same({"a": [1]}, {"a": (1,)})
-    for one, other in [(1, True), (True, 1), ([1], 1), ([1], [1, 2]), ("1", 1), ({"a": 1}, {"b": 1}), (None, False)]:
+    for one, other in [
+        (1, True),
+        (True, 1),
+        ([1], 1),
+        ([1], [1, 2]),
+        ("1", 1),
+        ({"a": 1}, {"b": 1}),
+        (None, False),
+    ]:
         assert not same(one, other) and not same(other, one)
     assert Test("", "a \nb\n\n").passes(" a\n\nb") and not Test("", "a\nb").passes("a b")
     assert not Test("", "a\nb").passes("a\x0bb") and not Test("", "a").passes("a\x00")
-    assert not Test("", "a").passes(["a"]) and not Test("", "2").passes("2.0") and not Test("", "a b").passes("ab")
+    assert (
+        not Test("", "a").passes(["a"])
+        and not Test("", "2").passes("2.0")
+        and not Test("", "a b").passes("ab")
+    )
 
 
 # Right programs that are easily taken for wrong: (tests in APPS's form, program). Monty lacks what the last ones use.
@@ -157,15 +215,27 @@ def call(arguments, expected):
 
 RIGHT = {
     "a float": (call([0.1, 0.2], 0.3), "def f(a, b):\n    return a + b"),
-    "floats in lists": (call([3], [[0.1, 0.2, 0.3], 1]), "def f(n):\n    return [[0.1 * i for i in (1, 2, 3)], 1.0]"),
+    "floats in lists": (
+        call([3], [[0.1, 0.2, 0.3], 1]),
+        "def f(n):\n    return [[0.1 * i for i in (1, 2, 3)], 1.0]",
+    ),
     "floats in a dict": (call([3], {"x": 0.3}), "def f(n):\n    return {'x': 0.1 * n}"),
-    "a tuple of floats": (call([], [0.3, 2]), "def f():\n    return (0.1 + 0.2, 2.0000000000000004)"),
+    "a tuple of floats": (
+        call([], [0.3, 2]),
+        "def f():\n    return (0.1 + 0.2, 2.0000000000000004)",
+    ),
     "a rounded answer": (call([1], 0.333333333333), "def f(n):\n    return round(n / 3, 7)"),
     "no value": (call([1], None), "def f(n):\n    n + 1"),
     "minus nothing": (call([], 0.0), "def f():\n    return -0.0"),
     "minus nothing in text": (stream("", "0\n"), "print(-0.0)"),
-    "rounded text": (stream("1 3", "0.333333333333"), "a, b = map(int, input().split())\nprint(round(a / b, 7))"),
-    "a whole number with a point": (stream("6 3", "2\n"), "a, b = map(int, input().split())\nprint(a / b)"),
+    "rounded text": (
+        stream("1 3", "0.333333333333"),
+        "a, b = map(int, input().split())\nprint(round(a / b, 7))",
+    ),
+    "a whole number with a point": (
+        stream("6 3", "2\n"),
+        "a, b = map(int, input().split())\nprint(a / b)",
+    ),
     "a large float": (stream("", "10000000000000000"), "print(1e16)"),
     "an exponent": (stream("", "0.00001"), "print(1e-05)"),
     "infinity": (stream("", "inf"), "print(float('inf'))"),
@@ -188,10 +258,19 @@ RIGHT = {
 BEYOND_MONTY = {
     "a long integer printed": (stream("5000", "1" + "0" * 5000), "print(10 ** int(input()))"),
     "a long integer read": (stream("1" + "0" * 5000, "2"), "print(int(input()) % 7)"),
-    "all of the input": (stream("1 2\n3", "6"), "import sys\nprint(sum(map(int, sys.stdin.read().split())))"),
-    "bytes of the input": (stream("1 2", "3"), "import sys\nprint(sum(map(int, sys.stdin.buffer.read().split())))"),
+    "all of the input": (
+        stream("1 2\n3", "6"),
+        "import sys\nprint(sum(map(int, sys.stdin.read().split())))",
+    ),
+    "bytes of the input": (
+        stream("1 2", "3"),
+        "import sys\nprint(sum(map(int, sys.stdin.buffer.read().split())))",
+    ),
     "the input as a file": (stream("1 2", "3"), "print(sum(map(int, open(0).read().split())))"),
-    "what print calls": (stream("1", "1"), "import sys\nsys.stdout.write(input() + '\\n')\nsys.stdout.flush()"),
+    "what print calls": (
+        stream("1", "1"),
+        "import sys\nsys.stdout.write(input() + '\\n')\nsys.stdout.flush()",
+    ),
     "bytes of the output": (stream("", "1"), "import sys\nsys.stdout.buffer.write(b'1')"),
     "a method of a number": (stream("5", "3"), "print(int(input()).bit_length())"),
     "an end by sys": (stream("2", "2"), "import sys\nprint(int(input()))\nsys.exit()"),
@@ -213,7 +292,9 @@ def test_right_programs_are_paid_as_right(executor, name):
     """Each is paid 1; Monty says of what it lacks that it is unsupported, and never that the program is faulty."""
     outcome = outcome_of(*(RIGHT | BEYOND_MONTY)[name], executor)
     lacking = executor == "monty" and name in BEYOND_MONTY
-    assert (outcome.status, program_reward(outcome)) == (("unsupported", -0.6) if lacking else ("ran", 1.0)), outcome
+    assert (outcome.status, program_reward(outcome)) == (
+        ("unsupported", -0.6) if lacking else ("ran", 1.0)
+    ), outcome
 
 
 WRONG = {
@@ -236,7 +317,9 @@ def test_wrong_programs_are_not(executor, name):
 def test_exact_tests_know_no_rounding(executor):
     row, program = RIGHT["a float"]
     assert outcome_of(row | {"exact": True}, program, executor).passed == [False]
-    assert outcome_of(row | {"exact": True, "outputs": [0.1 + 0.2]}, program, executor).passed == [True]
+    assert outcome_of(row | {"exact": True, "outputs": [0.1 + 0.2]}, program, executor).passed == [
+        True
+    ]
 
 
 # What is refused
@@ -252,7 +335,9 @@ def test_a_sandbox_that_cannot_start_is_refused(monkeypatch, tmp_path):
     bubblewrap._command.cache_clear()
 
     broken = tmp_path / "bwrap"
-    broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create a new namespace' >&2\nexit 1\n")
+    broken.write_text(
+        "#!/bin/sh\necho 'bwrap: No permissions to create a new namespace' >&2\nexit 1\n"
+    )
     broken.chmod(0o755)
     monkeypatch.setattr(bubblewrap, "_as_nobody", lambda: ())
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -270,13 +355,21 @@ def test_a_sandbox_that_cannot_start_is_refused(monkeypatch, tmp_path):
 
 
 def test_apps_of_both_kinds(executor):
-    calls = read_problem(json.dumps({"fn_name": "f", "inputs": [[[1, 2]], [[5]]], "outputs": [[3], [5]]}))
+    calls = read_problem(
+        json.dumps({"fn_name": "f", "inputs": [[[1, 2]], [[5]]], "outputs": [[3], [5]]})
+    )
     assert calls.tests[0] == Test([[1, 2]], [3], "f", as_apps=True)
     for value, passed in (("sum(x)", True), ("[sum(x)]", True), ("[[sum(x)]]", False)):
-        assert run_tests(f"def f(x):\n    return {value}", calls.tests, executor).passed == [passed] * 2
+        assert (
+            run_tests(f"def f(x):\n    return {value}", calls.tests, executor).passed
+            == [passed] * 2
+        )
     streams = read_problem('{"inputs": ["1\\n2\\n", ["3", "4"]], "outputs": ["3\\n", ["7"]]}')
     assert streams.tests[1] == Test("3\n4", "7", as_apps=True)
-    assert run_tests("print(int(input()) + int(input()))", streams.tests, executor).passed == [True, True]
+    assert run_tests("print(int(input()) + int(input()))", streams.tests, executor).passed == [
+        True,
+        True,
+    ]
 
 
 def test_texts_of_apps_are_compared_as_by_its_own_harness(executor):
@@ -301,10 +394,14 @@ def test_texts_of_apps_are_compared_as_by_its_own_harness(executor):
 
 def test_a_program_does_not_run_twice_with_the_same_tests(monkeypatch):
     ready("monty")
-    texts = {f"is it {n}?": json.dumps({"fn_name": "f", "inputs": [[2]], "outputs": [n]}) for n in (2, 3)}
+    texts = {
+        f"is it {n}?": json.dumps({"fn_name": "f", "inputs": [[2]], "outputs": [n]}) for n in (2, 3)
+    }
     tests, ran = ProgramTests(texts, ProgramConfig()), []
     results = tests.executor.results
-    monkeypatch.setattr(tests.executor, "results", lambda *given: ran.append(given) or results(*given))
+    monkeypatch.setattr(
+        tests.executor, "results", lambda *given: ran.append(given) or results(*given)
+    )
     program = "def f(x):\n    return x"
     for _ in range(2):
         assert tests.shares(["is it 2?", "is it 3?", "is it 2?"], [program] * 3) == [1.0, 0.0, 1.0]
@@ -319,9 +416,13 @@ def test_apps_programs_need_not_import_what_its_own_harness_imports(executor):
     assert run_tests(problem.head + program, problem.tests, executor).passed == [True, True]
     assert exact.head == "" and run_tests(program, exact.tests, executor).passed == [False, False]
     streams = read_problem('{"inputs": ["3"], "outputs": ["8"]}')
-    assert run_tests(streams.head + "print(2 ** gcd(3, int(input())))", streams.tests, executor).share
+    assert run_tests(
+        streams.head + "print(2 ** gcd(3, int(input())))", streams.tests, executor
+    ).share
     if executor == "bubblewrap":
-        assert run_tests(f"{streams.head}print(nsmallest(1, [9, 8])[0])", streams.tests, executor).share
+        assert run_tests(
+            f"{streams.head}print(nsmallest(1, [9, 8])[0])", streams.tests, executor
+        ).share
 
 
 @pytest.mark.parametrize(
@@ -372,15 +473,27 @@ def test_pass_rates_by_difficulty():
     levels = {"a": "introductory", "b": "competition", "c": "introductory"}
     ids = dict(zip(passed, prompt_ids(passed), strict=True))
     rows = [
-        {"id": ids[p], "sample": i, "seed": 0, "method": "PPO", "temperature": 1.0, "prompt": p, "gold": float(x)}
+        {
+            "id": ids[p],
+            "sample": i,
+            "seed": 0,
+            "method": "PPO",
+            "temperature": 1.0,
+            "prompt": p,
+            "gold": float(x),
+        }
         for p, shares in passed.items()
         for i, x in enumerate(shares)
     ]
     found = pass_rates(pd.DataFrame(rows), levels, ks=(1, 2, 5))
     means = {row["difficulty"]: [row[f"pass@{k}"]["mean"] for k in (1, 2)] for row in found}
-    assert list(means) == ["introductory", "competition", "all"] and [row["problems"] for row in found] == [2, 1, 3]
+    assert list(means) == ["introductory", "competition", "all"] and [
+        row["problems"] for row in found
+    ] == [2, 1, 3]
     assert means["introductory"] == pytest.approx([1 / 3, 1 / 2])
     assert means["competition"] == pytest.approx([1 / 3, 2 / 3])
     assert means["all"] == pytest.approx([1 / 3, (1 + 2 / 3) / 3])
-    assert all(row["pass@1"]["low"] <= row["pass@1"]["mean"] <= row["pass@1"]["high"] for row in found)
+    assert all(
+        row["pass@1"]["low"] <= row["pass@1"]["mean"] <= row["pass@1"]["high"] for row in found
+    )
     assert "pass@5" not in found[0] and pass_table(found).count("\n") == 4

@@ -25,10 +25,14 @@ from marlhf_lite.extras.programs.bubblewrap import _command
 SECONDS = 1.0
 FAULTS = {"runtime_error", "timeout", "unsupported"}
 
-GIVEN = yaml.safe_load((Path(__file__).parent / "data" / "attacks.yaml").read_text(encoding="utf-8"))
+GIVEN = yaml.safe_load(
+    (Path(__file__).parent / "data" / "attacks.yaml").read_text(encoding="utf-8")
+)
 ENDS = {"stopped": FAULTS, "may run": FAULTS | {"ran"}, "endless": {"timeout"}}
 # Name: (program, statuses that may come of it).
-ATTACKS = {name: (program, ends) for kind, ends in ENDS.items() for name, program in GIVEN[kind].items()} | {
+ATTACKS = {
+    name: (program, ends) for kind, ends in ENDS.items() for name, program in GIVEN[kind].items()
+} | {
     "recursion": ("def f():\n    return f()", {"runtime_error"}),
     "null byte": ("def f():\n    return 1\0", {"compile_error"}),
     "half a surrogate pair": ("def f():\n    return '\ud800'", FAULTS | {"compile_error", "ran"}),
@@ -40,11 +44,14 @@ ATTACKS = {name: (program, ends) for kind, ends in ENDS.items() for name, progra
 def nothing_left():
     """No process that a test started, however it left its parent, and no file of its name."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans become children of this process
+        # PR_SET_CHILD_SUBREAPER: orphans become children of this process
+        ctypes.CDLL(None).prctl(36, 1)
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     yield
     end = time.monotonic() + 10
-    while left := [p for p in psutil.Process().children(recursive=True) if p.pid not in before and alive(p)]:
+    while left := [
+        p for p in psutil.Process().children(recursive=True) if p.pid not in before and alive(p)
+    ]:
         assert time.monotonic() < end, f"left behind: {left}"
         time.sleep(0.01)
 
@@ -60,7 +67,11 @@ def alive(process):
 def test_attacks(executor, name):
     program, statuses = ATTACKS[name]
     secret = secrets.token_hex(8)
-    tests = [Test([], secret, "f"), Test([], int(secret, 16), "f"), Test([], [secret], "f", as_apps=True)]
+    tests = [
+        Test([], secret, "f"),
+        Test([], int(secret, 16), "f"),
+        Test([], [secret], "f", as_apps=True),
+    ]
     outcome = TestRunner(executor, SECONDS, workers=1).run([program], [tests])[0]
     assert outcome.status in statuses and not any(outcome.passed), outcome
 
@@ -86,7 +97,10 @@ def test_the_expected_output_is_nowhere(executor, kind, monkeypatch, tmp_path):
 
 
 def test_files_outside_stay_as_they_are(executor, tmp_path):
-    kept, new = tmp_path / "kept", [tmp_path / "new", Path("/tmp/marlhf-attack"), Path("/marlhf-attack")]
+    kept, new = (
+        tmp_path / "kept",
+        [tmp_path / "new", Path("/tmp/marlhf-attack"), Path("/marlhf-attack")],
+    )
     kept.write_text("as it was")
     tmp_path.chmod(0o777), kept.chmod(0o666)
     program = f"""
@@ -155,13 +169,17 @@ def test_a_key_of_this_process_is_out_of_reach(executor):
     given = {}
     exec(GIVEN["kernel_head"], given)
     name, secret = f"marlhf-{secrets.token_hex(8)}", secrets.token_hex(8)
-    key = given["libc"].syscall(given["ADD"], b"user", name.encode(), secret.encode(), len(secret), given["SESSION"])
+    key = given["libc"].syscall(
+        given["ADD"], b"user", name.encode(), secret.encode(), len(secret), given["SESSION"]
+    )
     if key == -1:
         pytest.skip("this system has no keyring")
     try:
         program = GIVEN["kernel_head"] + GIVEN["read_key"].format(name=name)
         outcome = TestRunner(executor, 20.0, workers=1).run([program], [[Test([], secret, "f")]])[0]
-        assert outcome.status in {"runtime_error", "unsupported"} and not any(outcome.passed), outcome
+        assert outcome.status in {"runtime_error", "unsupported"} and not any(outcome.passed), (
+            outcome
+        )
         assert outside(program) == secret
     finally:
         given["libc"].syscall(given["KEYCTL"], 9, key, given["SESSION"])
@@ -170,7 +188,10 @@ def test_a_key_of_this_process_is_out_of_reach(executor):
 def test_a_killed_worker_costs_one_program(executor):
     """Among many programs in parallel, those that die or hang leave the others their results."""
     good = "def f(a):\n    return a + 1"
-    bad = [ATTACKS[name][0] for name in ("large power", "squares without end", "exit at once", "memory bomb")]
+    bad = [
+        ATTACKS[name][0]
+        for name in ("large power", "squares without end", "exit at once", "memory bomb")
+    ]
     bad = [program.replace("f()", "f(a)") for program in bad]
     programs = [program for each in bad for program in (good, each, good + "\n# " + each[:9])]
     tests = [[Test([i], i + 1, "f")] for i in range(len(programs))]
@@ -185,13 +206,18 @@ def test_new_namespaces_are_refused():
     if "--disable-userns" not in _command():
         pytest.skip("this bubblewrap is too old for --disable-userns")
     program = "import ctypes\ndef f(flag):\n    return ctypes.CDLL(None).unshare(flag)"
-    tests = [Test([flag], -1, "f") for flag in (0x10000000, 0x20000, 0x40000000)]  # users, mounts, network
+    # users, mounts, network
+    tests = [Test([flag], -1, "f") for flag in (0x10000000, 0x20000, 0x40000000)]
     seconds = 20.0  # a busy machine is slow
-    assert TestRunner("bubblewrap", seconds, workers=1).run([program], [tests])[0].passed == [True] * 3
+    assert (
+        TestRunner("bubblewrap", seconds, workers=1).run([program], [tests])[0].passed == [True] * 3
+    )
 
 
 def test_one_test_does_not_change_the_next(executor):
     """What a program prints for one text does not count for another, and its variables are new each time."""
     program = "try:\n    seen\nexcept NameError:\n    seen = input()\nprint(seen)"
-    outcome = TestRunner(executor, SECONDS, workers=1).run([program], [[Test("a", "a"), Test("b", "b")]])[0]
+    outcome = TestRunner(executor, SECONDS, workers=1).run(
+        [program], [[Test("a", "a"), Test("b", "b")]]
+    )[0]
     assert (outcome.status, outcome.passed) == ("ran", [True, True])

@@ -49,7 +49,10 @@ class Case:
     def __init__(self, rollout, rule, seed=0, **options):
         self.config = PPOTrainerConfig(max_response_length=12, batch_size=len(rollout), **options)
         self.objective, draw = make_objective(self.config), torch.Generator().manual_seed(seed)
-        mask, noise = rollout.mask, lambda: torch.randn(rollout.mask.shape, generator=draw).masked_fill(~mask, 0.0)
+        mask, noise = (
+            rollout.mask,
+            lambda: torch.randn(rollout.mask.shape, generator=draw).masked_fill(~mask, 0.0),
+        )
         self.batch = self.objective.batch(rollout, rule(mask))
         self.entropy = noise().abs()
         before = ModelOutputs(rollout.ref_logprobs + 0.1 * noise(), self.entropy, noise())
@@ -58,7 +61,9 @@ class Case:
         self.new = replace(before, logprobs=(before.logprobs + 0.4 * noise()).requires_grad_())
         self.lengths = self.batch.steps.lengths
         # Of each response: (token, step) pairs of its tokens, in order.
-        steps = [[s for s, n in enumerate(row) for _ in range(int(n))] for row in self.lengths.tolist()]
+        steps = [
+            [s for s, n in enumerate(row) for _ in range(int(n))] for row in self.lengths.tolist()
+        ]
         self.tokens = [list(enumerate(row)) for row in steps]
 
     def loss(self, sizes):
@@ -68,7 +73,10 @@ class Case:
             rows = torch.arange(start, start + size)
             part = ModelOutputs(**{name: x[rows] for name, x in vars(self.new).items()})
             total, start = (
-                total + self.objective.policy_loss(self.batch.select(rows), part, self.old.select(rows), count)[0],
+                total
+                + self.objective.policy_loss(
+                    self.batch.select(rows), part, self.old.select(rows), count
+                )[0],
                 start + size,
             )
         (gradient,) = torch.autograd.grad(total, self.new.logprobs)
@@ -99,21 +107,26 @@ def test_clip_higher(folder, batch, n, sizes):
     gains = case.old.advantages.double().tolist()
     terms = [bounded(case.ratio(row, t), gains[row][s], high=0.28) for row, t, s in pairs]
     gradient = case.check(terms, len(pairs), sizes)
-    between = [(row, t) for row, t, s in pairs if gains[row][s] > 0 and 1.2 < case.ratio(row, t) < 1.28]
+    between = [
+        (row, t) for row, t, s in pairs if gains[row][s] > 0 and 1.2 < case.ratio(row, t) < 1.28
+    ]
     beyond = [(row, t) for row, t, s in pairs if gains[row][s] > 0 and case.ratio(row, t) > 1.28]
     assert between and beyond  # some tokens that PPO clips still move, and others do not
     assert all(gradient[at] for at in between) and not any(gradient[at] for at in beyond)
 
 
 @pytest.mark.parametrize("sizes", [(6,), (2, 3, 1)])
-def test_only_the_fifth_of_the_steps_with_the_highest_entropy_moves_the_policy(folder, batch, n, sizes):
+def test_only_the_fifth_of_the_steps_with_the_highest_entropy_moves_the_policy(
+    folder, batch, n, sizes
+):
     case = Case(batch, FixedNGram(n), objective="objectives:EntropyMask")
     entropies = {}  # of each step: the mean of its tokens
     for row, tokens in enumerate(case.tokens):
         for s in {s for _, s in tokens}:
             own = [case.entropy[row, t].item() for t, step in tokens if step == s]
             entropies[row, s] = math.fsum(own) / len(own)
-    kept = sorted(entropies, key=entropies.get)[math.ceil(0.8 * (len(entropies) - 1)) :]  # at or above the 80 % point
+    # at or above the 80 % point
+    kept = sorted(entropies, key=entropies.get)[math.ceil(0.8 * (len(entropies) - 1)) :]
     gains, count = case.plain.advantages.double().tolist(), sum(map(len, case.tokens))
     terms = [
         bounded(case.ratio(row, t), gains[row][s])
@@ -122,7 +135,9 @@ def test_only_the_fifth_of_the_steps_with_the_highest_entropy_moves_the_policy(f
         if (row, s) in kept
     ]
     gradient = case.check(terms, count, sizes)
-    moved = {(row, s) for row, tokens in enumerate(case.tokens) for t, s in tokens if gradient[row, t]}
+    moved = {
+        (row, s) for row, tokens in enumerate(case.tokens) for t, s in tokens if gradient[row, t]
+    }
     assert moved and moved <= set(kept) and torch.equal(case.old.returns, case.plain.returns)
 
 
@@ -130,17 +145,30 @@ def test_only_the_fifth_of_the_steps_with_the_highest_entropy_moves_the_policy(f
 def test_dr_grpo_divides_by_a_constant(folder, batch, n, sizes):
     case = Case(batch, FixedNGram(n), objective="objectives:DrGRPO")
     gains = case.old.advantages.double().tolist()
-    terms = [bounded(case.ratio(row, t), gains[row][s]) for row, tokens in enumerate(case.tokens) for t, s in tokens]
+    terms = [
+        bounded(case.ratio(row, t), gains[row][s])
+        for row, tokens in enumerate(case.tokens)
+        for t, s in tokens
+    ]
     case.check(terms, 6 * 12, sizes)
 
 
 @pytest.mark.parametrize("sizes", [(6,), (1, 3, 2)])
 def test_sampler_weights(folder, batch, n, sizes):
-    noise = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(5)).masked_fill(~batch.mask, 0.0)
+    noise = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(5)).masked_fill(
+        ~batch.mask, 0.0
+    )
     sampled = batch.ref_logprobs + noise
-    case = Case(replace(batch, sampled_logprobs=sampled), FixedNGram(n), objective="objectives:SamplerWeights")
+    case = Case(
+        replace(batch, sampled_logprobs=sampled),
+        FixedNGram(n),
+        objective="objectives:SamplerWeights",
+    )
     pairs = [(row, t, s) for row, tokens in enumerate(case.tokens) for t, s in tokens]
-    gains, gaps = case.old.advantages.double().tolist(), (case.old.logprobs - sampled).double().tolist()
+    gains, gaps = (
+        case.old.advantages.double().tolist(),
+        (case.old.logprobs - sampled).double().tolist(),
+    )
     weights = {(row, t): min(math.exp(gaps[row][t]), 3.0) for row, t, _ in pairs}
     terms = [weights[row, t] * bounded(case.ratio(row, t), gains[row][s]) for row, t, s in pairs]
     case.check(terms, len(pairs), sizes)
@@ -159,15 +187,21 @@ def test_gspo_is_two_options(folder, batch):
 
 
 def test_without_log_probabilities_sampler_weights_are_1(folder, batch, n):
-    ours, plain = (Case(batch, FixedNGram(n), objective=name) for name in ("objectives:SamplerWeights", ""))
-    assert ours.loss((6,))[0] == plain.loss((6,))[0] and torch.equal(ours.loss((6,))[1], plain.loss((6,))[1])
+    ours, plain = (
+        Case(batch, FixedNGram(n), objective=name) for name in ("objectives:SamplerWeights", "")
+    )
+    assert ours.loss((6,))[0] == plain.loss((6,))[0] and torch.equal(
+        ours.loss((6,))[1], plain.loss((6,))[1]
+    )
 
 
 def with_logprobs(model, *args):
     """`generate`, with the log-probabilities that a server would give."""
     rollout = generate(model, *args)
     with torch.no_grad():
-        logprobs = PolicyModel(model)(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0]
+        logprobs = PolicyModel(model)(
+            rollout.tokens, rollout.attention_mask, rollout.mask.shape[1]
+        )[0]
     return replace(rollout, sampled_logprobs=logprobs)
 
 
@@ -175,15 +209,25 @@ def with_logprobs(model, *args):
 def test_each_is_twelve_lines_and_trains(folder, make, name):
     text = (folder / "objectives.py").read_text().split(f"class {name}(")[1].split("\n\n\n")[0]
     assert len([line for line in text.splitlines() if line.strip()]) <= 12
-    rows = make(objective=f"objectives:{name}", sampler=with_logprobs, updates=2, micro_batch_size=1).train()
+    rows = make(
+        objective=f"objectives:{name}", sampler=with_logprobs, updates=2, micro_batch_size=1
+    ).train()
     assert len(rows) == 2 and all(math.isfinite(row["policy_loss"]) for row in rows)
 
 
 def test_lesson_11_shows_the_classes_of_the_examples():
-    lesson = json.loads((EXAMPLES.parent / "notebooks" / "11_baselines.ipynb").read_text(encoding="utf-8"))
-    (cell,) = ["".join(cell["source"]) for cell in lesson["cells"] if cell["id"] == "recipes-classes"]
+    lesson = json.loads(
+        (EXAMPLES.parent / "notebooks" / "11_baselines.ipynb").read_text(encoding="utf-8")
+    )
+    (cell,) = [
+        "".join(cell["source"]) for cell in lesson["cells"] if cell["id"] == "recipes-classes"
+    ]
     classes = [
-        {node.name: ast.dump(node) for node in ast.parse(text).body if isinstance(node, ast.ClassDef)}
+        {
+            node.name: ast.dump(node)
+            for node in ast.parse(text).body
+            if isinstance(node, ast.ClassDef)
+        }
         for text in (cell, (EXAMPLES / "objectives.py").read_text(encoding="utf-8"))
     ]
     assert len(classes[0]) == 3 and classes[0].items() <= classes[1].items()
@@ -203,7 +247,10 @@ def test_reasoning_from_an_empty_folder(folder, capsys):
     data = "--dataset reasoning.jsonl --reward reasoning:right --output_dir run"
     assert main(["run", *data.split(), *small.split()]) == 0
     assert "not used" not in capsys.readouterr().out
-    updates = [json.loads(line) for line in (folder / "run" / "ma-ppo" / "metrics.jsonl").read_text().splitlines()]
+    updates = [
+        json.loads(line)
+        for line in (folder / "run" / "ma-ppo" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert len(updates) == 2 and all(0 <= row["score_mean"] <= 1 for row in updates)
     by_prompt = {row["prompt"]: row for row in rows}
     for row in map(json.loads, (folder / "run" / "samples.jsonl").read_text().splitlines()):
@@ -219,7 +266,10 @@ def test_the_checked_reward_knows_right_from_wrong(folder):
     rows = list(reasoning.rows(40))
     columns = {name: [row[name] for row in rows] for name in ("kind", "task")}
     answers = [row["answer"] for row in rows]
-    assert reasoning.right(answers, [f"I think.\n{answer}\n" for answer in answers], **columns) == [1.0] * 40
+    assert (
+        reasoning.right(answers, [f"I think.\n{answer}\n" for answer in answers], **columns)
+        == [1.0] * 40
+    )
     assert max(reasoning.right(answers, ["no idea"] * 40, **columns)) <= 0.05
     assert reasoning.right([""], [""], [rows[0]["kind"]], [rows[0]["task"]]) == [0.0]
     attack = "__import__('pathlib').Path('broken').touch()"
@@ -241,11 +291,21 @@ class Grader(BaseHTTPRequestHandler):
         text = server.reply(answer)
         message = {"role": "assistant", "content": text}
         choice = {"index": 0, "finish_reason": "stop", "message": message}
-        data = {"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+        data = {
+            "id": "x",
+            "object": "chat.completion",
+            "created": 1,
+            "model": "m",
+            "choices": [choice],
+        }
         busy = len(server.requests) == 1  # the first request has to be made again
         data = b"{}" if busy else json.dumps(data).encode()
         self.send_response(503 if busy else 200)
-        for header in (("Content-Type", "application/json"), ("Content-Length", len(data)), ("retry-after-ms", 1)):
+        for header in (
+            ("Content-Type", "application/json"),
+            ("Content-Length", len(data)),
+            ("retry-after-ms", 1),
+        ):
             self.send_header(*map(str, header))
         self.end_headers()
         self.wfile.write(data)
@@ -261,7 +321,9 @@ def grader(folder, monkeypatch):
         monkeypatch.delenv(name)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Grader)
     server.requests, server.reply = [], lambda answer: f"Grade: {len(answer.split())}"
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+    ).start()
     monkeypatch.setenv("GRADER_URL", f"http://127.0.0.1:{server.server_port}/v1")
     monkeypatch.setenv("GRADER_MODEL", "small")
     yield server

@@ -14,13 +14,21 @@ from marlhf_lite.plotting import training
 def history(scores, **more):
     names = ("advantage_norm", "q_norm", "advantage_rms", "q_rms")
     return [
-        {"update": i + 1, "score_mean": score} | dict.fromkeys(names, 1.0 + i) | more for i, score in enumerate(scores)
+        {"update": i + 1, "score_mean": score} | dict.fromkeys(names, 1.0 + i) | more
+        for i, score in enumerate(scores)
     ]
 
 
 def answers(**methods):
     return [
-        {"prompt": f"p{i}", "method": name.replace("_", "-"), "tokens": 5, "ended": True, "kl": 0.0, "rm_score": score}
+        {
+            "prompt": f"p{i}",
+            "method": name.replace("_", "-"),
+            "tokens": 5,
+            "ended": True,
+            "kl": 0.0,
+            "rm_score": score,
+        }
         for name, scores in methods.items()
         for i, score in enumerate(scores)
     ]
@@ -34,9 +42,15 @@ BOTH = {"PPO": history(SLOW), "MA-PPO": history(FAST)}
 
 def write(tmp_path, rows, histories):
     """The report's table, its summary, and the names of its figures."""
-    text = run_report(tmp_path, to_frame(rows), histories, tmp_path / "pictures", {"seed": 7, "n": "5"})
+    text = run_report(
+        tmp_path, to_frame(rows), histories, tmp_path / "pictures", {"seed": 7, "n": "5"}
+    )
     assert not plt.get_fignums() and (tmp_path / "table.md").read_text() == text + "\n"
-    return text, json.loads((tmp_path / "summary.json").read_text()), {p.stem for p in tmp_path.glob("pictures/*.png")}
+    return (
+        text,
+        json.loads((tmp_path / "summary.json").read_text()),
+        {p.stem for p in tmp_path.glob("pictures/*.png")},
+    )
 
 
 def test_updates_to_the_final_score_of_ppo(tmp_path):
@@ -54,7 +68,12 @@ def test_no_target_a_null_in_a_curve_and_a_single_update(tmp_path):
     assert saved["methods"][2]["updates_to_ppo"] == 6
     _, saved, _ = write(tmp_path, answers(SFT=[0.0], PPO=[1.0]), {"PPO": history([1.0])})
     assert saved["methods"][1]["updates_to_ppo"] == 1
-    assert saved["methods"][1]["rm_score_gain"] == {"mean": 1.0, "low": 1.0, "high": 1.0, "level": 0.95}
+    assert saved["methods"][1]["rm_score_gain"] == {
+        "mean": 1.0,
+        "low": 1.0,
+        "high": 1.0,
+        "level": 0.95,
+    }
 
 
 CURVES = {"reward_curves", "l2_norms"}
@@ -75,9 +94,17 @@ def test_figures_are_of_what_is_known(tmp_path, rows, histories, expected):
     assert write(tmp_path, rows, histories)[2] == expected
 
 
-@pytest.mark.parametrize(("reward", "label"), [("rm", "reward model score"), ("my:short", "score"), ("tests", "score")])
-def test_curves_name_the_reward_model_where_it_gave_the_reward(tmp_path, monkeypatch, reward, label):
+@pytest.mark.parametrize(
+    ("reward", "label"), [("rm", "reward model score"), ("my:short", "score"), ("tests", "score")]
+)
+def test_curves_name_the_reward_model_where_it_gave_the_reward(
+    tmp_path, monkeypatch, reward, label
+):
     labels = {}
-    monkeypatch.setattr(training, "save", lambda axes, path: labels.update({path.stem: np.ravel(axes)[0].get_ylabel()}))
+    monkeypatch.setattr(
+        training,
+        "save",
+        lambda axes, path: labels.update({path.stem: np.ravel(axes)[0].get_ylabel()}),
+    )
     run_report(tmp_path, to_frame(ROWS), BOTH, tmp_path, {"reward": reward})
     assert labels["reward_curves"] == label

@@ -38,11 +38,16 @@ def save_classifier(folder, labels):
     """A small classifier that has another tokenizer than the policy."""
     tokenizer = small_tokenizer("byte_level")
     torch.manual_seed(0)
-    special = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("pad", "bos", "eos")}
+    special = {
+        f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("pad", "bos", "eos")
+    }
     sizes = {"n_positions": 256, "n_embd": 16, "n_layer": 1, "n_head": 2, "initializer_range": 0.5}
     config = GPT2Config(vocab_size=len(tokenizer), num_labels=labels, **sizes, **special)
     if labels == 2:
-        config.id2label, config.label2id = {0: "NEGATIVE", 1: "POSITIVE"}, {"NEGATIVE": 0, "POSITIVE": 1}
+        config.id2label, config.label2id = (
+            {0: "NEGATIVE", 1: "POSITIVE"},
+            {"NEGATIVE": 0, "POSITIVE": 1},
+        )
     model = GPT2ForSequenceClassification(config).eval()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -94,7 +99,11 @@ def test_options_of_the_other_trainer_run(folder, tiny):
 def test_every_option_in_the_table_exists():
     guide = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"^## From TRL's PPOTrainer\n(.*?)(?=^## )", guide, re.M | re.S)
-    named = {name for row in re.findall(r"^\|[^|]*\|(.*)\|$", text, re.M) for name in re.findall(r"`--(\w+)", row)}
+    named = {
+        name
+        for row in re.findall(r"^\|[^|]*\|(.*)\|$", text, re.M)
+        for name in re.findall(r"`--(\w+)", row)
+    }
     assert len(named) > 15 and named <= set(PPOCommand.__dataclass_fields__)
 
 
@@ -132,5 +141,9 @@ def test_the_api_page_names_all_that_the_macro_package_offers():
     named = re.findall(r"auto(?:class|function):: (\S+)", page)
     shown = [resolve_name(name if "." in name else f"marlhf_lite.macro:{name}") for name in named]
     assert all(thing.__doc__ for thing in shown)
-    own = [name for name, x in vars(macro).items() if getattr(x, "__module__", "").startswith("marlhf_lite.macro.")]
+    own = [
+        name
+        for name, x in vars(macro).items()
+        if getattr(x, "__module__", "").startswith("marlhf_lite.macro.")
+    ]
     assert {*own, *macro._ON_DEMAND} <= set(named)

@@ -9,7 +9,13 @@ import torch
 from conftest import fails, nudge
 
 from marlhf_lite.evaluation import responses as module
-from marlhf_lite.evaluation.responses import HeldOutPrompts, ResponseStore, answer, evaluate_checkpoints, restore
+from marlhf_lite.evaluation.responses import (
+    HeldOutPrompts,
+    ResponseStore,
+    answer,
+    evaluate_checkpoints,
+    restore,
+)
 from marlhf_lite.evaluation.scores import Scorers, to_frame
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
 from marlhf_lite.models.loading import load_policy, load_score_model, new_reward_model
@@ -59,25 +65,43 @@ def evaluate(base, sft, rm, ppo, tokenizer, texts, tmp_path):
         }
         scorers |= {name: how.pop(name) for name in list(how) if name in scorers}
         places = {"SFT": sft, "PPO": ppo}
-        how = {"sampling": Sampling(8, 0.8), "seed": 3, "batch_size": 5, "temperatures": (0.5, 1.0), "samples": 2} | how
-        options = {name: how.pop(name) for name in ("temperatures", "samples", "model") if name in how}
+        how = {
+            "sampling": Sampling(8, 0.8),
+            "seed": 3,
+            "batch_size": 5,
+            "temperatures": (0.5, 1.0),
+            "samples": 2,
+        } | how
+        options = {
+            name: how.pop(name) for name in ("temperatures", "samples", "model") if name in how
+        }
         held_out = HeldOutPrompts(
-            prompts or texts.prompts, **{"tokenizer": tokenizer, "sampler": module.generate_seeded} | how
+            prompts or texts.prompts,
+            **{"tokenizer": tokenizer, "sampler": module.generate_seeded} | how,
         )
         checkpoints = {name: places[name] for name in names}
-        return evaluate_checkpoints(checkpoints, Scorers(**scorers), held_out, out, **options).to_dict("records")
+        return evaluate_checkpoints(
+            checkpoints, Scorers(**scorers), held_out, out, **options
+        ).to_dict("records")
 
     return run
 
 
 def responses(rows):
-    return [(row["method"], row["temperature"], row["prompt"], row["sample"], row["response"]) for row in rows]
+    return [
+        (row["method"], row["temperature"], row["prompt"], row["sample"], row["response"])
+        for row in rows
+    ]
 
 
 def test_rows_come_by_checkpoint_temperature_prompt_and_sample(evaluate, texts):
     rows = evaluate()
     assert [row[:4] for row in responses(rows)] == [
-        (m, t, p, k) for m in ("SFT", "PPO") for t in (0.5, 1.0) for p in texts.prompts for k in (0, 1)
+        (m, t, p, k)
+        for m in ("SFT", "PPO")
+        for t in (0.5, 1.0)
+        for p in texts.prompts
+        for k in (0, 1)
     ]
     for row in rows:
         assert row["gold"] == len(row["response"]) and row["tokens"] == len(row["token_ids"]) <= 8
@@ -94,11 +118,14 @@ def test_a_gold_score_that_is_no_number_is_named(evaluate, wrong):
 
     fails(lambda: evaluate(["SFT"], gold=mine), "reward mine: ", str(wrong))
     fails(lambda: evaluate(["SFT"], gold=lambda p, r: [0.1]), "shape (1,) for 5 responses")
-    assert {row["gold"] for row in evaluate(["SFT"], gold=lambda p, r: [0.1] * len(r))} == {0.1}  # as it was given
+    # as it was given
+    assert {row["gold"] for row in evaluate(["SFT"], gold=lambda p, r: [0.1] * len(r))} == {0.1}
 
 
 def test_scores_are_those_of_the_tokens_read_alone(evaluate, base, sft, rm, ppo, tokenizer):
-    policy, reference = (PolicyModel(load_policy(base, path, trainable=False)) for path in (ppo, sft))
+    policy, reference = (
+        PolicyModel(load_policy(base, path, trainable=False)) for path in (ppo, sft)
+    )
     reward = ScalarHeadModel(load_score_model(base, rm)).eval()
     for row in evaluate(names=["PPO"]):
         prompt = tokenizer(row["prompt"])["input_ids"]
@@ -110,7 +137,9 @@ def test_scores_are_those_of_the_tokens_read_alone(evaluate, base, sft, rm, ppo,
         assert row["rm_score"] == pytest.approx(reward(tokens, mask)[0, -1].item(), abs=1e-4)
 
 
-def test_answers_to_prompts_that_were_read_as_other_tokens_are_not_used_again(evaluate, tokenizer, tmp_path):
+def test_answers_to_prompts_that_were_read_as_other_tokens_are_not_used_again(
+    evaluate, tokenizer, tmp_path
+):
     """A chat template's special tokens are read as such; other templates end turns otherwise."""
     one = {"names": ["SFT"], "temperatures": (0.5,), "samples": 1}
     chats, others = copy.deepcopy(tokenizer), copy.deepcopy(tokenizer)
@@ -118,8 +147,13 @@ def test_answers_to_prompts_that_were_read_as_other_tokens_are_not_used_again(ev
         each.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
         expect_chats(each)
         each.eos_token = end
-    found = [responses(evaluate(**one, tokenizer=each)) for each in (tokenizer, chats, others, tokenizer)]
-    alone = [responses(evaluate(**one, tokenizer=each, out=tmp_path / "alone")) for each in (chats, others)]
+    found = [
+        responses(evaluate(**one, tokenizer=each)) for each in (tokenizer, chats, others, tokenizer)
+    ]
+    alone = [
+        responses(evaluate(**one, tokenizer=each, out=tmp_path / "alone"))
+        for each in (chats, others)
+    ]
     assert found == [found[0], *alone, found[0]] and found[0] != found[1]
     assert len(list((tmp_path / "out").iterdir())) == 3
 
@@ -133,8 +167,19 @@ def test_only_what_is_new_is_loaded_and_generated(evaluate, generated, texts):
     more = evaluate(names=["SFT"], temperatures=(0.0, 0.5), samples=3, prompts=texts.prompts[:4])
     assert sum(generated) == 4 + 8 + 4  # greedy responses have one sample
     assert responses(rows) == [row for row in responses(more) if row[1] == 0.5 and row[3] == 0]
-    assert evaluate(names=["SFT"], temperatures=(0.0, 0.5), samples=3, prompts=texts.prompts[:4], load=refuse) == more
-    twice = evaluate(names=["SFT"], temperatures=(), samples=1, prompts=["Why?", "a", "Why?"], batch_size=1)
+    assert (
+        evaluate(
+            names=["SFT"],
+            temperatures=(0.0, 0.5),
+            samples=3,
+            prompts=texts.prompts[:4],
+            load=refuse,
+        )
+        == more
+    )
+    twice = evaluate(
+        names=["SFT"], temperatures=(), samples=1, prompts=["Why?", "a", "Why?"], batch_size=1
+    )
     assert len({row["id"] for row in twice}) == 3 and {row["temperature"] for row in twice} == {0.8}
 
 
@@ -171,7 +216,9 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(evaluate, generated, mon
     assert sum(generated) - before == 48 - stored
 
 
-def test_where_memory_ends_fewer_at_a_time_give_the_same(evaluate, generated, monkeypatch, tmp_path):
+def test_where_memory_ends_fewer_at_a_time_give_the_same(
+    evaluate, generated, monkeypatch, tmp_path
+):
     """Batches of 5 do not fit, nor do those of 2; of one, all fit, or none does."""
     whole, generate = evaluate(out=tmp_path / "whole"), module.generate_seeded
 
@@ -199,7 +246,10 @@ def test_another_reward_model_scores_the_same_responses_anew(evaluate, generated
     for name in ("rm_score", "kl", "gold"):
         assert [row[name] for row in new] == pytest.approx([row[name] for row in fresh], abs=1e-4)
     assert all(a["rm_score"] != b["rm_score"] and a["rm"] != b["rm"] for a, b in zip(new, old))
-    assert evaluate(**few, rm=rm2, load=refuse) == new and len(list((tmp_path / "out").glob("*/samples.jsonl"))) == 1
+    assert (
+        evaluate(**few, rm=rm2, load=refuse) == new
+        and len(list((tmp_path / "out").glob("*/samples.jsonl"))) == 1
+    )
 
 
 # Fingerprints
@@ -209,7 +259,10 @@ def test_a_fingerprint_is_of_weights_and_not_of_places_or_the_order_of_sets(ppo,
     copy = tmp_path / "copy"
     shutil.copytree(ppo, copy)
     config = json.loads((copy / "adapter_config.json").read_text())
-    other = {"base_model_name_or_path": "elsewhere", "target_modules": config["target_modules"][::-1]}
+    other = {
+        "base_model_name_or_path": "elsewhere",
+        "target_modules": config["target_modules"][::-1],
+    }
     assert len(config["target_modules"]) > 1
     (copy / "adapter_config.json").write_text(json.dumps(config | other))
     assert model_hash(copy) == model_hash(ppo) != model_hash(sft)
@@ -229,7 +282,12 @@ def test_a_missing_checkpoint_is_named_before_anything_loads(ppo, sft, tokenizer
     broken, out = tmp_path / "broken", tmp_path / "out"
     shutil.copytree(ppo, broken)
     spoil(broken)
-    given = ({"SFT": sft, "MA-PPO": broken}, Scorers(refuse), HeldOutPrompts(["a"], tokenizer, Sampling(4)), out)
+    given = (
+        {"SFT": sft, "MA-PPO": broken},
+        Scorers(refuse),
+        HeldOutPrompts(["a"], tokenizer, Sampling(4)),
+        out,
+    )
     fails(lambda: evaluate_checkpoints(*given), f"MA-PPO: {broken}")
     assert not out.exists()
 
@@ -240,21 +298,31 @@ def test_a_missing_checkpoint_is_named_before_anything_loads(ppo, sft, tokenizer
 # Answers of a loaded policy
 
 
-def test_answers_have_the_columns_and_the_numbers_of_an_evaluation(evaluate, base, sft, ppo, rm, tokenizer, texts):
+def test_answers_have_the_columns_and_the_numbers_of_an_evaluation(
+    evaluate, base, sft, ppo, rm, tokenizer, texts
+):
     """The same responses and scores as by folder; the policy is left in evaluation mode."""
-    policy, reference = (PolicyModel(load_policy(base, path, trainable=False)) for path in (ppo, sft))
+    policy, reference = (
+        PolicyModel(load_policy(base, path, trainable=False)) for path in (ppo, sft)
+    )
     reward = ModelReward(ScalarHeadModel(load_score_model(base, rm)))
     policy.train()
     held_out = HeldOutPrompts(texts.prompts, tokenizer, Sampling(8, 0.8), seed=3, batch_size=4)
-    rows = answer(policy, reference, held_out, reward, lambda p, r: [float(len(x)) for x in r], "PPO")
+    rows = answer(
+        policy, reference, held_out, reward, lambda p, r: [float(len(x)) for x in r], "PPO"
+    )
     rows = rows.to_dict("records")
     stored = evaluate(names=["PPO"], temperatures=(), samples=1)
     assert not policy.training and all(p.grad is None for p in policy.parameters())
-    assert rows[0].keys() == stored[0].keys() - {"reference", "rm"} and len(rows) == len(texts.prompts)
+    assert rows[0].keys() == stored[0].keys() - {"reference", "rm"} and len(rows) == len(
+        texts.prompts
+    )
     for row, other in zip(rows, stored):
         for name, value in row.items():
             assert value == (
-                pytest.approx(other[name], abs=1e-3) if name in ("kl", "kl_k3", "rm_score") else other[name]
+                pytest.approx(other[name], abs=1e-3)
+                if name in ("kl", "kl_k3", "rm_score")
+                else other[name]
             )
 
 
@@ -264,7 +332,13 @@ SETTINGS = {"temperature": 0.8, "fingerprint": "abc", "top_k": 50}
 
 
 def row(id="p", **more):
-    plain = {"prompt": f"prompt {id}", "method": "PPO", "response": "yes", "token_ids": [5, 1], "ended": True}
+    plain = {
+        "prompt": f"prompt {id}",
+        "method": "PPO",
+        "response": "yes",
+        "token_ids": [5, 1],
+        "ended": True,
+    }
     return {"id": id, "sample": 0, "seed": 0, "temperature": 0.8} | plain | more
 
 
@@ -289,7 +363,10 @@ def test_restored_responses_are_the_very_tokens(moved, tokenizer, texts):
     rollout = generate(moved.policy.eval().model, tokenizer, texts.prompts, Sampling(8))
     ids = [row[m].tolist() for row, m in zip(rollout.response_ids, rollout.mask)]
     columns = {"prompt": rollout.prompts, "response": rollout.responses, "token_ids": ids}
-    rows = [dict(zip(columns, row), method="PPO", ended=bool(e)) for *row, e in zip(*columns.values(), rollout.ended)]
+    rows = [
+        dict(zip(columns, row), method="PPO", ended=bool(e))
+        for *row, e in zip(*columns.values(), rollout.ended)
+    ]
     again = restore(tokenizer, to_frame(rows))
     assert again.prompts == rollout.prompts and again.responses == rollout.responses
     for name in ("attention_mask", "mask", "ended"):

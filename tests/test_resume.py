@@ -9,7 +9,16 @@ import sys
 import time
 
 import pytest
-from small_runs import early_letters, halted, noisy, run_child, same_checkpoints, start, timeless, wait
+from small_runs import (
+    early_letters,
+    halted,
+    noisy,
+    run_child,
+    same_checkpoints,
+    start,
+    timeless,
+    wait,
+)
 from transformers.trainer_callback import CallbackHandler
 
 from marlhf_lite.cli import main
@@ -85,7 +94,10 @@ def test_a_killed_run_ends_like_one_that_was_not(name, folders, tmp_path):
     plain = start(run_child, whole, folders, changes)
     saved = []
     for halt in (draw.randint(1, 2), draw.randint(3, 6), 0):  # a save makes two or three such calls
-        process, done = start(run_child, path, folders, changes, draw.randint(1, 99), halt), lines(path)
+        process, done = (
+            start(run_child, path, folders, changes, draw.randint(1, 99), halt),
+            lines(path),
+        )
         assert wait(process, halted(path).exists if halt else lambda done=done: lines(path) > done)
         time.sleep(0 if halt else draw.uniform(0, 0.05))
         kill(process)
@@ -192,19 +204,24 @@ def test_a_run_that_gets_sigterm_or_ctrl_c_ends_behind_the_step_and_goes_on(
     again = ["run", "--resume", "stopped"]
     stops = [
         (signal.SIGTERM, [*words, "stopped"], 1, "sft/checkpoint-1"),
-        (signal.SIGINT, again, len(logs[0]), "rm/checkpoint-1"),  # the rest of SFT, and one step of the reward model
+        # the rest of SFT, and one step of the reward model
+        (signal.SIGINT, again, len(logs[0]), "rm/checkpoint-1"),
         (interrupts.HANGUP, again, len(logs[1]), "ma-ppo/checkpoints/update-000001.pt"),
     ]
     for number, command, step, checkpoint in stops:
         assert stopped(monkeypatch, number, command, step) == 130
         assert (path / checkpoint).exists()
         assert capfd.readouterr().err.endswith("marlhf run --resume stopped continues\n")
-    assert (path / "ma-ppo" / "policy" / "adapter_model.safetensors").is_file() and lines(path / "ma-ppo") == 1
+    assert (path / "ma-ppo" / "policy" / "adapter_model.safetensors").is_file() and lines(
+        path / "ma-ppo"
+    ) == 1
     assert main(again) == 0
     for stage in ("sft", "rm", "ma-ppo/policy", "ma-ppo/critic"):
         file = f"{stage}/adapter_model.safetensors"
         assert (path / file).read_bytes() == (whole / file).read_bytes(), stage
-    assert timeless(RunFolder.open(path / "ma-ppo").metrics()) == timeless(RunFolder.open(whole / "ma-ppo").metrics())
+    assert timeless(RunFolder.open(path / "ma-ppo").metrics()) == timeless(
+        RunFolder.open(whole / "ma-ppo").metrics()
+    )
     assert not [*path.glob("*/checkpoint-*")]  # of stages that are done
     for kept, log in zip(("sft", "rm"), logs, strict=True):
         losses = [row["loss"] for row in json.loads((path / kept / "log.json").read_text())]
@@ -247,20 +264,31 @@ def test_a_broken_run_is_resumed_stage_by_stage(tiny, here, pairs, capsys):
     assert [file.stat().st_mtime_ns for file in stages] == times
     assert_same(whole / "ma-ppo", path / "ma-ppo")
     assert (path / "samples.jsonl").read_bytes() == (whole / "samples.jsonl").read_bytes()
-    tables = [json.loads((place / "summary.json").read_text())["methods"] for place in (whole, path)]
+    tables = [
+        json.loads((place / "summary.json").read_text())["methods"] for place in (whole, path)
+    ]
     assert tables[0] == tables[1]
     rows = RunFolder.open(path / "ma-ppo").metrics()
     assert main(["run", "--resume", "broken", "--updates", "4", "--micro_batch_size", "2"]) == 0
     longer = RunFolder.open(path / "ma-ppo").metrics()
     assert longer[:3] == rows and len(longer) == 4
     before = RunFolder.open(whole).config
-    for place in (path, path / "ma-ppo"):  # the config says how long the run is now, and nothing of how it went on
+    # the config says how long the run is now, and nothing of how it went on
+    for place in (path, path / "ma-ppo"):
         config = RunFolder.open(place).config
-        changed = {name for name in before if config[name] != before[name]} - {"versions", "output_dir"}
-        assert changed == {"updates", "micro_batch_size"} and (config["updates"], config["micro_batch_size"]) == (4, 2)
+        changed = {name for name in before if config[name] != before[name]} - {
+            "versions",
+            "output_dir",
+        }
+        assert changed == {"updates", "micro_batch_size"} and (
+            config["updates"],
+            config["micro_batch_size"],
+        ) == (4, 2)
 
 
-STEPS = "--updates 2 --batch_size 4 --max_response_length 4 --size 24 --reward my_reward:score".split()
+STEPS = (
+    "--updates 2 --batch_size 4 --max_response_length 4 --size 24 --reward my_reward:score".split()
+)
 # Each makes few steps, and those with epochs end in the middle of one.
 LAST = {
     "sft": "--sft_epochs 0.75 --sft_batch_size 4 --size 80".split(),
@@ -270,12 +298,17 @@ LAST = {
 
 
 @pytest.mark.parametrize("method", LAST)
-def test_a_run_that_is_stopped_behind_its_last_step_only_finishes(method, tiny, sft, here, pairs, monkeypatch):
+def test_a_run_that_is_stopped_behind_its_last_step_only_finishes(
+    method, tiny, sft, here, pairs, monkeypatch
+):
     """It makes no step more, and ends as one that was not stopped."""
     words = [method, "--dataset", str(pairs), "--model", tiny.model, *LAST[method]]
     words += [] if method == "sft" else ["--sft", str(sft)]
     assert main([*words, "--output_dir", "whole"]) == 0
-    trained, log = here / "whole" / method, "log.json" if method in ("sft", "rm") else "metrics.jsonl"
+    trained, log = (
+        here / "whole" / method,
+        "log.json" if method in ("sft", "rm") else "metrics.jsonl",
+    )
     text = (trained / log).read_text()
     last = len(json.loads(text)) if log == "log.json" else text.count("\n")
     assert stopped(monkeypatch, signal.SIGTERM, [*words, "--output_dir", "stopped"], last) == 130
@@ -288,9 +321,20 @@ def test_a_run_that_is_stopped_behind_its_last_step_only_finishes(method, tiny, 
 
 
 @pytest.mark.parametrize("method", ["ppo", "rloo", "dpo"])
-def test_a_finished_run_without_checkpoints_is_known_as_finished(method, tiny, sft, here, pairs, monkeypatch, capsys):
+def test_a_finished_run_without_checkpoints_is_known_as_finished(
+    method, tiny, sft, here, pairs, monkeypatch, capsys
+):
     """And one that is to be longer is not: it begins again, and is not finished where it is stopped then."""
-    words = [method, "--dataset", str(pairs), "--model", tiny.model, "--sft", str(sft), *LAST[method]]
+    words = [
+        method,
+        "--dataset",
+        str(pairs),
+        "--model",
+        tiny.model,
+        "--sft",
+        str(sft),
+        *LAST[method],
+    ]
     assert main([*words, "--checkpoint_every", "0", "--output_dir", "out"]) == 0
     folder = here / "out" / method
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -303,8 +347,12 @@ def test_a_finished_run_without_checkpoints_is_known_as_finished(method, tiny, s
     if method == "dpo":  # its length cannot change
         return
     again = [method, "--resume", "out", "--updates", "3"]
-    assert stopped(monkeypatch, signal.SIGTERM, again, 1) == 130  # the policy of one update is saved
-    assert f"begins again; what it has recorded is kept in out/stopped/{method}-1" in capsys.readouterr().out
+    # the policy of one update is saved
+    assert stopped(monkeypatch, signal.SIGTERM, again, 1) == 130
+    assert (
+        f"begins again; what it has recorded is kept in out/stopped/{method}-1"
+        in capsys.readouterr().out
+    )
     assert (folder / "policy").is_dir() and lines(folder) == 1
     assert main([method, "--resume", "out"]) == 0 and lines(folder) == 3
     assert "done already" not in capsys.readouterr().out
@@ -315,7 +363,8 @@ def test_a_longer_run_that_went_back_to_a_checkpoint_and_broke_goes_on(tiny, sft
     assert main([*words, "--checkpoint_every", "1", "--output_dir", "out"]) == 0
     policy = here / "out" / "ppo" / "policy" / "adapter_model.safetensors"
     whole = policy.read_bytes()
-    (here / "out" / "ppo" / "checkpoints" / "update-000002.pt").unlink()  # the user deletes a damaged one
+    # the user deletes a damaged one
+    (here / "out" / "ppo" / "checkpoints" / "update-000002.pt").unlink()
     (here / "fuse").write_text("1")
     assert main(["ppo", "--resume", "out", "--updates", "3"]) == 2
     policy.write_bytes(b"of update 1")

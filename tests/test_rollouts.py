@@ -22,10 +22,30 @@ from marlhf_lite.tasks.tokenization import decode_continuation, encode_prompts, 
 from marlhf_lite.tasks.training_rows import pair_dataset, sft_dataset
 from marlhf_lite.training.rollout import Sampling, from_texts, from_tokens, generate, merged_adapter
 
-ODD = dict(temperature=0.1, top_k=3, top_p=0.2, min_p=0.9, typical_p=0.3, epsilon_cutoff=0.1, eta_cutoff=0.1)
-ODD |= dict(repetition_penalty=7.0, no_repeat_ngram_size=1, return_dict_in_generate=True, output_scores=True)
-ODD |= dict(max_length=3, min_length=90, min_new_tokens=9, suppress_tokens=list(range(3, 200)), use_cache=False)
-ODD |= dict(begin_suppress_tokens=list(range(200, 400)), bad_words_ids=[[i] for i in range(400, 450)], max_time=1e-9)
+ODD = dict(
+    temperature=0.1,
+    top_k=3,
+    top_p=0.2,
+    min_p=0.9,
+    typical_p=0.3,
+    epsilon_cutoff=0.1,
+    eta_cutoff=0.1,
+)
+ODD |= dict(
+    repetition_penalty=7.0, no_repeat_ngram_size=1, return_dict_in_generate=True, output_scores=True
+)
+ODD |= dict(
+    max_length=3,
+    min_length=90,
+    min_new_tokens=9,
+    suppress_tokens=list(range(3, 200)),
+    use_cache=False,
+)
+ODD |= dict(
+    begin_suppress_tokens=list(range(200, 400)),
+    bad_words_ids=[[i] for i in range(400, 450)],
+    max_time=1e-9,
+)
 ODD |= dict(sequence_bias=[[[450], -30.0]], forced_bos_token_id=460, forced_eos_token_id=461)
 ODD |= dict(exponential_decay_length_penalty=(1, 3.0))
 
@@ -59,11 +79,19 @@ def either(request, tokenizer, pad_is_eos):
 
 def test_masks_come_from_lengths(either):
     e, rows = either.eos_token_id, []
-    rows = [[20, 21, e], [e], [20, 21, 22, 23, e], [20, 21, 22, 23, 24], [20, 21, 22, 23, either.pad_token_id]]
+    rows = [
+        [20, 21, e],
+        [e],
+        [20, 21, 22, 23, e],
+        [20, 21, 22, 23, 24],
+        [20, 21, 22, 23, either.pad_token_id],
+    ]
     rollout = answer(either, rows)
-    pad_counts = either.pad_token_id != e  # a pad token that a model samples is a token like any other
+    # a pad token that a model samples is a token like any other
+    pad_counts = either.pad_token_id != e
     assert rollout.lengths.tolist() == [3, 1, 5, 5, 5]
-    columns = torch.arange(rollout.tokens.shape[1]).expand_as(rollout.tokens)  # a score is read at the last token
+    # a score is read at the last token
+    columns = torch.arange(rollout.tokens.shape[1]).expand_as(rollout.tokens)
     assert (rollout.at_last_token(columns) - rollout.prompt_width).tolist() == [2, 0, 4, 4, 4]
     assert rollout.ended.tolist() == [True, True, True, False, not pad_counts]
     assert rollout.mask.tolist() == [[t < n for t in range(5)] for n in (3, 1, 5, 5, 5)]
@@ -90,8 +118,14 @@ def test_names_of_special_tokens_in_data_stay_text(name, tokenizer, tiny, tmp_pa
         shutil.copytree(tiny.model, tmp_path / name)
         small_tokenizer(name).save_pretrained(tmp_path / name)
         tokenizer = load_tokenizer(str(tmp_path / name))
-    special, starts = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}, len(tokenizer("")["input_ids"])
-    (prompt,), (response,) = encode_prompts(tokenizer, [HOSTILE]), encode_responses(tokenizer, [HOSTILE], 99)
+    special, starts = (
+        set(tokenizer.all_special_ids) - {tokenizer.unk_token_id},
+        len(tokenizer("")["input_ids"]),
+    )
+    (prompt,), (response,) = (
+        encode_prompts(tokenizer, [HOSTILE]),
+        encode_responses(tokenizer, [HOSTILE], 99),
+    )
     assert not special & set(prompt[starts:]) and prompt[:starts] == tokenizer("")["input_ids"]
     assert response[-1] == tokenizer.eos_token_id and not special & set(response[:-1])
     assert tokenizer(text=[HOSTILE])["input_ids"] == [prompt]  # as TRL calls it
@@ -102,16 +136,22 @@ def test_names_of_special_tokens_in_data_stay_text(name, tokenizer, tiny, tmp_pa
         assert prompt[0] == tokenizer.bos_token_id and tokenizer.decode(prompt[1:]) == HOSTILE
         assert from_texts(tokenizer, [HOSTILE], [HOSTILE], limit=99).responses == [HOSTILE]
         tokenizer.save_pretrained(tmp_path)  # a chat template writes special tokens by name
-        assert tokenizer.eos_token_id in AutoTokenizer.from_pretrained(tmp_path)(HOSTILE)["input_ids"]
+        assert (
+            tokenizer.eos_token_id in AutoTokenizer.from_pretrained(tmp_path)(HOSTILE)["input_ids"]
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("form, first", [("$A <eos>", []), ("<bos> $A <eos>", ["<bos>"]), ("<bos> $A", ["<bos>"])])
+@pytest.mark.parametrize(
+    "form, first", [("$A <eos>", []), ("<bos> $A <eos>", ["<bos>"]), ("<bos> $A", ["<bos>"])]
+)
 def test_no_prompt_ends_with_eos(name, form, first, texts):
     """Of a tokenizer that puts EOS behind every text (`add_eos_token`): BOS stays, in every stage."""
     plain, tokenizer = small_tokenizer(name), copy.deepcopy(small_tokenizer(name))
     ids = [(token, plain.convert_tokens_to_ids(token)) for token in ("<bos>", "<eos>")]
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single=form, special_tokens=ids)
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=form, special_tokens=ids
+    )
     assert (tokenizer("a cat")["input_ids"][-1] == tokenizer.eos_token_id) == form.endswith("<eos>")
     first = plain.convert_tokens_to_ids(first)
     prompts = [first + ids for ids in plain(texts.prompts, add_special_tokens=False)["input_ids"]]
@@ -121,10 +161,15 @@ def test_no_prompt_ends_with_eos(name, form, first, texts):
     sides = {"chosen": texts.responses, "rejected": texts.responses}
     rows = datasets.Dataset.from_dict({"prompt": texts.prompts} | sides)
     assert (
-        sft_dataset(tokenizer, rows, 99)["input_ids"][:] == pair_dataset(tokenizer, rows, 99)["chosen_ids"][:] == whole
+        sft_dataset(tokenizer, rows, 99)["input_ids"][:]
+        == pair_dataset(tokenizer, rows, 99)["chosen_ids"][:]
+        == whole
     )
     rollout = from_texts(tokenizer, texts.prompts, texts.responses, limit=99)
-    assert [row[m.bool()].tolist() for row, m in zip(rollout.tokens, rollout.attention_mask, strict=True)] == whole
+    assert [
+        row[m.bool()].tolist()
+        for row, m in zip(rollout.tokens, rollout.attention_mask, strict=True)
+    ] == whole
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "word_piece"])
@@ -133,14 +178,19 @@ def test_no_space_comes_between_prompt_and_answer(name):
     tokenizer = small_tokenizer(name)
     prompts = ["def f(x):\n", "The cat:", "The cat ", "The cat\n\n"]
     for answer in ("    return x", " care", "moved", "\n\nThe old cat", "\tx = 1", "«é»", ""):
-        for prompt, ids, row in zip(prompts, *encode_answers(tokenizer, prompts, [answer] * 4, 99), strict=True):
+        for prompt, ids, row in zip(
+            prompts, *encode_answers(tokenizer, prompts, [answer] * 4, 99), strict=True
+        ):
             whole = tokenizer(prompt + answer, add_special_tokens=False)["input_ids"]
             assert tokenizer.decode(ids + row[:-1]) == tokenizer.decode(whole), (prompt, answer)
             if whole[: len(ids)] == ids and name == "metaspace":
                 assert row[:-1] == whole[len(ids) :]
-            (response,) = from_tokens(tokenizer, [prompt], [row], [tokenizer.eos_token_id]).responses
+            (response,) = from_tokens(
+                tokenizer, [prompt], [row], [tokenizer.eos_token_id]
+            ).responses
             assert response == answer or name == "merged_spaces"
-            assert encode_continuation(tokenizer, [answer]) == [row[:-1]]  # what an environment says
+            # what an environment says
+            assert encode_continuation(tokenizer, [answer]) == [row[:-1]]
 
 
 def test_from_texts(either, texts):
@@ -157,9 +207,13 @@ def test_from_texts(either, texts):
 
 def test_a_response_of_no_token(tokenizer):
     """A server may send one: it has not ended, and its last token is the prompt's."""
-    rollout = from_tokens(tokenizer, ["a", "Why?"], [[5, tokenizer.eos_token_id], []], [tokenizer.eos_token_id])
+    rollout = from_tokens(
+        tokenizer, ["a", "Why?"], [[5, tokenizer.eos_token_id], []], [tokenizer.eos_token_id]
+    )
     assert rollout.lengths.tolist() == [2, 0] and rollout.ended.tolist() == [True, False]
-    assert rollout.responses[1] == "" and not rollout.attention_mask[1, rollout.prompt_width :].any()
+    assert (
+        rollout.responses[1] == "" and not rollout.attention_mask[1, rollout.prompt_width :].any()
+    )
 
 
 # -- sampling ---------------------------------------------------------------------------------------------------------
@@ -187,14 +241,17 @@ def test_top_k_and_its_absence(fresh, tokenizer):
     assert ranks[3] <= 2 and ranks[0] > 55
 
 
-@pytest.mark.parametrize("sampling", [Sampling(5), Sampling(5, temperature=0), Sampling(5, top_k=0, top_p=0.9)])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(5), Sampling(5, temperature=0), Sampling(5, top_k=0, top_p=0.9)]
+)
 def test_no_default_of_the_model_slips_in(tiny, tokenizer, sampling, tmp_path):
     shutil.copytree(tiny.model, tmp_path / "odd")
     greedy = sampling.temperature == 0
     more = {"do_sample": True, "num_return_sequences": 2} if greedy else {"do_sample": False}
     (tmp_path / "odd" / "generation_config.json").write_text(json.dumps(ODD | more))
     odd = replace(tiny, model=str(tmp_path / "odd"))
-    own = AutoModelForCausalLM.from_pretrained(odd.model)  # a base that is not loaded by this library
+    # a base that is not loaded by this library
+    own = AutoModelForCausalLM.from_pretrained(odd.model)
     expected = sampled(new_policy(load_base(tiny), tiny).eval(), tokenizer, sampling)
     for base in (load_base(odd), own):
         got = sampled(new_policy(base, odd).eval(), tokenizer, sampling)
@@ -205,7 +262,9 @@ def test_each_new_token_is_one_column_of_work(fresh, tokenizer):
     model, widths = fresh(False), []
     model.get_base_model().config.use_cache = False  # as trainers leave it
     model.generation_config.use_cache = False
-    model.get_base_model().model.layers[0].register_forward_hook(lambda _, args, out: widths.append(args[0].shape[1]))
+    model.get_base_model().model.layers[0].register_forward_hook(
+        lambda _, args, out: widths.append(args[0].shape[1])
+    )
     rollout = sampled(model, tokenizer, Sampling(5))
     assert widths == [rollout.prompt_width] + [1] * (rollout.mask.shape[1] - 1)
 
@@ -223,7 +282,11 @@ def test_merged_sampling_leaves_every_weight_as_it_was(moved):
             assert changed(models, before)
             assert not error or 1 / 0
         assert not changed(models, before) and [p.data_ptr() for p in models.parameters()] == places
-        assert not any(layer.merged for layer in moved.policy.model.modules() if hasattr(layer, "merged_adapters"))
+        assert not any(
+            layer.merged
+            for layer in moved.policy.model.modules()
+            if hasattr(layer, "merged_adapters")
+        )
 
 
 def test_merged_sampling_has_the_policys_probabilities(moved, tokenizer):
@@ -245,7 +308,9 @@ def test_a_text_is_what_its_tokens_say():
     raw = Tokenizer(models.Unigram(pieces, unk_id=0))
     raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     raw.decoder = decoders.Metaspace(prepend_scheme="never")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<eos>", clean_up_tokenization_spaces=True)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=raw, eos_token="<eos>", clean_up_tokenization_spaces=True
+    )
     text = " print('a .b', ' ! ')"
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert tokenizer.decode(ids) != text == decode_continuation(tokenizer, [ids])[0]

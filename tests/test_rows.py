@@ -23,7 +23,12 @@ from marlhf_lite.training.rollout import prompt_batches
 
 # Each row's `id` says which answer is its own; prompts come twice, with different answers.
 ROWS = [
-    {"prompt": f"Say {i % 30}.", "answer": f"{i % 30}-{i // 30}", "id": i, "facts": {"half": i / 2, "none": None}}
+    {
+        "prompt": f"Say {i % 30}.",
+        "answer": f"{i % 30}-{i // 30}",
+        "id": i,
+        "facts": {"half": i / 2, "none": None},
+    }
     for i in range(60)
 ]
 REWARD = """
@@ -67,7 +72,21 @@ def folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(sys, "path", [str(folder), *sys.path])
-        assert main(["run", *SMALL, "--eval_prompts", "6", "--output_dir", "run", "--checkpoint_every", "1"]) == 0
+        assert (
+            main(
+                [
+                    "run",
+                    *SMALL,
+                    "--eval_prompts",
+                    "6",
+                    "--output_dir",
+                    "run",
+                    "--checkpoint_every",
+                    "1",
+                ]
+            )
+            == 0
+        )
         yield folder
 
 
@@ -81,12 +100,15 @@ def seen(folder):
 
 def test_a_run_scores_every_row_with_its_own_columns(folder, capsys):
     calls, parts = seen(folder), json.loads((folder / "run" / "data.json").read_text())
-    samples = [json.loads(line) for line in (folder / "run" / "samples.jsonl").read_text().splitlines()]
+    samples = [
+        json.loads(line) for line in (folder / "run" / "samples.jsonl").read_text().splitlines()
+    ]
     assert len(samples) == 2 * 6 and len({i for i, *_ in calls}) > 16
     # Training, held-out tests (SFT once, then each update), and the evaluation of SFT and MA-PPO.
     assert len(calls) == 2 * 8 + 3 * 4 + 2 * 6 and parts["test"] == parts["test_prompts"] == 6
     by_prompt = Counter(row["prompt"] for row in samples if row["method"] == "SFT")
-    assert sorted(by_prompt.values()) == [2, 2, 2]  # rows of one prompt with different answers are different
+    # rows of one prompt with different answers are different
+    assert sorted(by_prompt.values()) == [2, 2, 2]
     # The same prompt and the same words, another answer: another score for each.
     for row in samples:
         number = row["prompt"][4:-1]
@@ -109,12 +131,21 @@ def test_evaluation_scores_again_when_the_answers_change(folder, capsys):
         "--dataset rows.jsonl --sft run --eval_prompts 6 --max_response_length 6".split(),
         ["--output_dir", "eval"],
     ]
-    command = ["evaluate", "--policies", "run", "--reward", "rows_reward:right", *words[0], *words[1]]
+    command = [
+        "evaluate",
+        "--policies",
+        "run",
+        "--reward",
+        "rows_reward:right",
+        *words[0],
+        *words[1],
+    ]
     assert main(command) == 0 and len(seen(folder)) == 2 * 6
     assert main(command) == 0 and not (folder / "seen.jsonl").exists()  # all is stored
     changed = [row | {"id": (row["id"] + 30) % 60} for row in ROWS]
     changed = [
-        row | {"answer": f"{row['id'] % 30}-{row['id'] // 30}", "facts": ROWS[row["id"]]["facts"]} for row in changed
+        row | {"answer": f"{row['id'] % 30}-{row['id'] // 30}", "facts": ROWS[row["id"]]["facts"]}
+        for row in changed
     ]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in changed))
     assert main(command) == 2  # the run was made with other rows
@@ -130,9 +161,14 @@ def test_ppo_resumes_with_the_same_rows(folder):
     first = seen(folder)
     assert main([*start, "--resume", "parts"]) == 0
     rest = seen(folder)
-    assert first[:8] + rest[:8] == whole[:8] + whole[16:24]  # the first test scores SFT's answers, too
-    ours, theirs = ((folder / name / "ppo" / "metrics.jsonl").read_text() for name in ("parts", "whole"))
-    for one, two in zip(*([json.loads(x) for x in text.splitlines()] for text in (ours, theirs)), strict=True):
+    # the first test scores SFT's answers, too
+    assert first[:8] + rest[:8] == whole[:8] + whole[16:24]
+    ours, theirs = (
+        (folder / name / "ppo" / "metrics.jsonl").read_text() for name in ("parts", "whole")
+    )
+    for one, two in zip(
+        *([json.loads(x) for x in text.splitlines()] for text in (ours, theirs)), strict=True
+    ):
         assert {k: x for k, x in one.items() if "second" not in k} == {
             k: x for k, x in two.items() if "second" not in k
         }
@@ -140,11 +176,28 @@ def test_ppo_resumes_with_the_same_rows(folder):
 
 def test_an_environment_gets_the_row(folder, capsys):
     words = "--environment rows_reward:Asker --reward environment --termination turn --max_turns 2".split()
-    assert main(["ppo", *SMALL[:-2], *words, "--sft", "run", "--critic_init", "sft", "--output_dir", "turns"]) == 0
+    assert (
+        main(
+            [
+                "ppo",
+                *SMALL[:-2],
+                *words,
+                "--sft",
+                "run",
+                "--critic_init",
+                "sft",
+                "--output_dir",
+                "turns",
+            ]
+        )
+        == 0
+    )
     assert "note: columns not used: facts\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [["run"], ["ppo", "--sft", "run", "--critic_init", "sft"], ["rloo", "--sft", "run"]])
+@pytest.mark.parametrize(
+    "words", [["run"], ["ppo", "--sft", "run", "--critic_init", "sft"], ["rloo", "--sft", "run"]]
+)
 def test_a_column_that_is_not_there_is_refused_before_training(folder, capsys, words):
     assert main([*words, *SMALL[:-1], "rows_reward:lacks", "--output_dir", "none"]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
@@ -157,12 +210,21 @@ def test_a_column_that_is_not_there_is_refused_before_training(folder, capsys, w
 def test_what_a_reward_takes_is_no_longer_unused(folder):
     takes_one = RowColumns(lambda prompts, responses, answer: 0, 2, "mine")
     task = load_task("rows.jsonl", asked=[takes_one])
-    assert task.unused == ("id", "facts") and json.loads(task.splits["ppo"]["row"][0]).keys() == {"answer"}
+    assert task.unused == ("id", "facts") and json.loads(task.splits["ppo"]["row"][0]).keys() == {
+        "answer"
+    }
     assert load_task("rows.jsonl").splits["ppo"].column_names == ["prompt", "chosen"]
     both = [takes_one, RowColumns(lambda prompts, facts=None, **rest: 0, 1, "other")]
     assert load_task("rows.jsonl", asked=both).unused == ()
-    two_arguments = [RowColumns(FunctionReward, 2, ""), RowColumns(max, 2, ""), RowColumns(lambda *texts: 0, 2, "")]
-    assert load_task("rows.jsonl", asked=two_arguments).splits["ppo"].column_names == ["prompt", "chosen"]
+    two_arguments = [
+        RowColumns(FunctionReward, 2, ""),
+        RowColumns(max, 2, ""),
+        RowColumns(lambda *texts: 0, 2, ""),
+    ]
+    assert load_task("rows.jsonl", asked=two_arguments).splits["ppo"].column_names == [
+        "prompt",
+        "chosen",
+    ]
 
 
 def test_columns_that_rows_are_read_by_go_along_by_name(tmp_path):
@@ -177,9 +239,15 @@ def test_columns_that_rows_are_read_by_go_along_by_name(tmp_path):
         task = load_task(str(tmp_path / "rows.parquet"), asked=[RowColumns(function, 2, "mine")])
         for prompt in prompts_of(task.splits["ppo"]):
             row = json.loads(prompt.row)
-            assert row.keys() == names and row.get("answer", f"{int(prompt[:-5]) + 1}") == f"{int(prompt[:-5]) + 1}"
+            assert (
+                row.keys() == names
+                and row.get("answer", f"{int(prompt[:-5]) + 1}") == f"{int(prompt[:-5]) + 1}"
+            )
     embedded = partial(load_task, "tiny-steps", size=40)
-    fails(lambda: embedded(asked=[RowColumns(lambda p, r, chosen: 0, 2, "mine")]), "mine: asks for the column chosen")
+    fails(
+        lambda: embedded(asked=[RowColumns(lambda p, r, chosen: 0, 2, "mine")]),
+        "mine: asks for the column chosen",
+    )
     embedded(asked=[RowColumns(lambda p, r, chosen=None, **row: 0, 2, "mine")])
 
 
@@ -187,7 +255,9 @@ def test_columns_of_programs_are_those_of_their_rows(tmp_path):
     row = {"solutions": '["x"]', "input_output": "", "difficulty": "interview", "starter_code": ""}
     rows = [row | {"question": f"Task {i}.", "level": i} for i in range(9)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task = load_task(str(tmp_path / "a.jsonl"), asked=[RowColumns(lambda p, r, level, **row: 0, 2, "mine")])
+    task = load_task(
+        str(tmp_path / "a.jsonl"), asked=[RowColumns(lambda p, r, level, **row: 0, 2, "mine")]
+    )
     for prompt in prompts_of(task.splits["ppo"]):
         found = json.loads(prompt.row)
         assert f"Task {found['level']}." in prompt and found.keys() == {"level"}
@@ -195,7 +265,10 @@ def test_columns_of_programs_are_those_of_their_rows(tmp_path):
 
 def test_a_row_without_a_column_that_is_needed_is_a_bad_row(tmp_path):
     path = tmp_path / "rows.jsonl"
-    rows = [{"prompt": f"Say {i}.", "answer": str(i)} | ({"hint": "h"} if i == 3 else {}) for i in range(30)]
+    rows = [
+        {"prompt": f"Say {i}.", "answer": str(i)} | ({"hint": "h"} if i == 3 else {})
+        for i in range(30)
+    ]
     del rows[4]["answer"]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     asked = [RowColumns(lambda p, r, answer, hint=None: 0, 2, "mine")]
@@ -210,12 +283,20 @@ def test_a_row_without_a_column_that_is_needed_is_a_bad_row(tmp_path):
 
 
 def with_answers(texts):
-    return [Prompt(text, json.dumps({"answer": f"{text}!", "number": i})) for i, text in enumerate(texts)]
+    return [
+        Prompt(text, json.dumps({"answer": f"{text}!", "number": i}))
+        for i, text in enumerate(texts)
+    ]
 
 
 def test_a_prompt_is_its_text_and_keeps_its_row():
     prompt = Prompt("a text", '{"x": 1}')
-    for same in (prompt, pickle.loads(pickle.dumps(prompt)), copy.deepcopy(prompt), [prompt][:1][0]):
+    for same in (
+        prompt,
+        pickle.loads(pickle.dumps(prompt)),
+        copy.deepcopy(prompt),
+        [prompt][:1][0],
+    ):
         assert same == "a text" and hash(same) == hash("a text") and same.row == '{"x": 1}'
     assert json.dumps([prompt]) == '["a text"]' and type(str(prompt)) is str
 
@@ -224,14 +305,24 @@ def test_rows_follow_prompts_through_rollouts(make):
     """Against a table by number: sorting, selecting, copies and micro-batches keep the pairs."""
 
     def check(prompts, responses, answer, number):
-        assert answer == [f"{PROMPTS[i]}!" for i in number] and prompts == [PROMPTS[i] for i in number]
+        assert answer == [f"{PROMPTS[i]}!" for i in number] and prompts == [
+            PROMPTS[i] for i in number
+        ]
         return [float(i) for i in number]
 
-    trainer = make(prompts=with_answers(PROMPTS), reward=FunctionReward(check), updates=2, generation_batch_size=1)
+    trainer = make(
+        prompts=with_answers(PROMPTS),
+        reward=FunctionReward(check),
+        updates=2,
+        generation_batch_size=1,
+    )
     rollout = trainer.score(trainer.generate_rollout(next(batches(trainer))))
     assert [PROMPTS[int(x)] for x in rollout.scores] == rollout.prompts
     part = rollout.select(torch.tensor([2, 0])).copy()
-    assert [json.loads(p.row)["number"] for p in part.prompts] == [int(rollout.scores[2]), int(rollout.scores[0])]
+    assert [json.loads(p.row)["number"] for p in part.prompts] == [
+        int(rollout.scores[2]),
+        int(rollout.scores[0]),
+    ]
 
 
 @pytest.mark.parametrize("processes", [2, 4])
@@ -255,5 +346,9 @@ def test_plain_prompts_have_no_columns(make):
     def asks(prompts, responses, answer):
         return [0.0] * len(prompts)
 
-    fails(make(reward=FunctionReward(asks, "asks")).train, "reward asks: asks for the column answer", "leave it out")
+    fails(
+        make(reward=FunctionReward(asks, "asks")).train,
+        "reward asks: asks for the column answer",
+        "leave it out",
+    )
     assert RowColumns(asks, 2, "").arguments([]) == {"answer": []}

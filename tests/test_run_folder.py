@@ -18,9 +18,23 @@ from hypothesis import strategies as st
 from marlhf_lite.utils import run_folder
 from marlhf_lite.utils.errors import InputError, disk_fault
 from marlhf_lite.utils.jsonl import append_lines, write_json
-from marlhf_lite.utils.run_folder import RunFolder, RunLock, check_output_dir, environment, is_run, run_of
+from marlhf_lite.utils.run_folder import (
+    RunFolder,
+    RunLock,
+    check_output_dir,
+    environment,
+    is_run,
+    run_of,
+)
 
-CONFIG = {"task": "tldr", "n": 5, "learning_rate": 1e-5, "lengths": (2, 3), "clip": None, "name": "größer"}
+CONFIG = {
+    "task": "tldr",
+    "n": 5,
+    "learning_rate": 1e-5,
+    "lengths": (2, 3),
+    "clip": None,
+    "name": "größer",
+}
 
 
 @pytest.fixture
@@ -37,7 +51,10 @@ def test_config_is_written_in_order_with_what_ran(run):
     assert sorted(os.listdir(run.path)) == ["config.yaml", "manifest.json"]
     versions = found["versions"]
     assert versions["python"] == ".".join(map(str, sys.version_info[:3])) and versions["processor"]
-    assert (versions["torch"], versions["threads"]) == (metadata.version("torch"), torch.get_num_threads())
+    assert (versions["torch"], versions["threads"]) == (
+        metadata.version("torch"),
+        torch.get_num_threads(),
+    )
     age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(versions["date"])
     assert datetime.timedelta(0) <= age < datetime.timedelta(minutes=1)
 
@@ -55,10 +72,17 @@ time.sleep(600)
 
 
 def test_a_run_is_used_by_one_process_and_a_killed_one_blocks_nobody(tmp_path):
-    with subprocess.Popen([sys.executable, "-c", HOLDS, tmp_path], stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS, tmp_path], stdout=subprocess.PIPE, text=True
+    ) as other:
         assert other.stdout.readline() == "locked\n"
         check_output_dir(tmp_path)  # a lock alone is no content
-        fails(lambda: RunLock().take(tmp_path), f"{tmp_path}: another process works in it", "stop it", "delete .lock")
+        fails(
+            lambda: RunLock().take(tmp_path),
+            f"{tmp_path}: another process works in it",
+            "stop it",
+            "delete .lock",
+        )
         other.kill()
     with RunLock() as lock:
         lock.take(tmp_path)
@@ -71,7 +95,10 @@ def test_a_run_is_used_by_one_process_and_a_killed_one_blocks_nobody(tmp_path):
 
 def test_git_commit_and_dirty(git, tmp_path, monkeypatch):
     """Results of studies, untracked files and another project's commit do not count."""
-    copy, result = tmp_path / "package" / "records.py", tmp_path / "data" / "results" / "result.json"
+    copy, result = (
+        tmp_path / "package" / "records.py",
+        tmp_path / "data" / "results" / "result.json",
+    )
     for file in (copy, result):
         file.parent.mkdir(parents=True)
         file.write_text("")
@@ -103,7 +130,11 @@ def test_what_is_there_is_never_overwritten(run, tmp_path):
     (model / "config.json").write_text("{}")
     for folder in (run.path, model):
         for make in (check_output_dir, lambda path: RunFolder.create(path, CONFIG)):
-            fails(lambda m=make, f=folder: m(f), f"{folder}: exists already", "choose another name, or delete")
+            fails(
+                lambda m=make, f=folder: m(f),
+                f"{folder}: exists already",
+                "choose another name, or delete",
+            )
 
 
 @pytest.mark.parametrize(
@@ -122,7 +153,10 @@ def test_a_config_that_is_not_as_it_was_written_is_named_and_not_read(run, text,
     file.write_text(text)
     fails(lambda: RunFolder.open(run.path), str(file), said)
     file.write_text(whole.replace("n: 5", "n: 6"))
-    fails(lambda: RunFolder.open(run.path), "config.yaml: n is 6, but the run has 5: restore it, or delete config.yaml")
+    fails(
+        lambda: RunFolder.open(run.path),
+        "config.yaml: n is 6, but the run has 5: restore it, or delete config.yaml",
+    )
     file.unlink()  # as after a kill
     again = RunFolder.open(run.path)
     assert again.config == run.config
@@ -169,7 +203,15 @@ def test_rows_come_back_as_plain_strict_json(run):
         "done": np.True_,
     }
     run.log("metrics", [row, {"update": 2}])
-    first = {"update": 1, "loss": 0.5, "half": 0.25, "norm": None, "kl": None, "curve": [1.0, None], "done": True}
+    first = {
+        "update": 1,
+        "loss": 0.5,
+        "half": 0.25,
+        "norm": None,
+        "kl": None,
+        "curve": [1.0, None],
+        "done": True,
+    }
     assert run.metrics() == RunFolder.open(run.path).metrics() == [first, {"update": 2}]
     text = (run.path / "metrics.jsonl").read_text()
     assert text.count("\n") == 2 and "NaN" not in text and "Infinity" not in text
@@ -203,7 +245,9 @@ def test_a_cut_last_line_is_skipped_and_the_next_append_begins_a_new_one(tmp_pat
     whole = file.read_bytes()
     file.write_bytes(whole[: max(0, len(whole) - cut)])
     left = run.metrics()
-    assert left == rows[: len(left)] and len(left) == (2 if cut <= 1 else 1 if cut <= len(whole) // 2 + 1 else 0)
+    assert left == rows[: len(left)] and len(left) == (
+        2 if cut <= 1 else 1 if cut <= len(whole) // 2 + 1 else 0
+    )
     run.log("metrics", [{"update": 3}])
     assert run.metrics() == [*left, {"update": 3}]
 
@@ -219,7 +263,11 @@ def test_broken_line_in_the_middle_is_named(run, broken):
 def test_write_json_is_strict_and_atomic(tmp_path, monkeypatch):
     path = tmp_path / "results" / "x.json"
     write_json(path, {"score": np.float32(0.5), "curve": (1.0, float("inf")), 5: path})
-    assert json.loads(path.read_text(encoding="utf-8")) == {"score": 0.5, "curve": [1.0, None], "5": str(path)}
+    assert json.loads(path.read_text(encoding="utf-8")) == {
+        "score": 0.5,
+        "curve": [1.0, None],
+        "5": str(path),
+    }
     before = path.read_bytes()
     with pytest.raises(InputError, match="x.json: a value of type object"):
         write_json(path, {"model": object()})
@@ -238,16 +286,30 @@ def test_a_full_disk_is_no_silent_loss(run):
     ):
         with pytest.raises(OSError) as error:
             write()
-        assert "free some disk space" in disk_fault(error.value) and error.value.filename in disk_fault(error.value)
+        assert "free some disk space" in disk_fault(
+            error.value
+        ) and error.value.filename in disk_fault(error.value)
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self"), reason="needs a folder that takes no files, whatever its rights")
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self"),
+    reason="needs a folder that takes no files, whatever its rights",
+)
 def test_a_folder_that_takes_no_files_is_named(tmp_path, monkeypatch):
     for path in (Path("/proc/x"), Path("/proc/x/y")):
-        fails(lambda: check_output_dir(path), f"--output_dir {path}: cannot be made", "written in /proc", "choose")  # noqa: B023
+        fails(
+            lambda: check_output_dir(path),  # noqa: B023
+            f"--output_dir {path}: cannot be made",
+            "written in /proc",
+            "choose",
+        )
 
     def read_only(**unused):
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(run_folder.tempfile, "TemporaryFile", read_only)
-    fails(lambda: check_output_dir(tmp_path / "x"), f"written in {tmp_path}", "choose a folder that can be written")
+    fails(
+        lambda: check_output_dir(tmp_path / "x"),
+        f"written in {tmp_path}",
+        "choose a folder that can be written",
+    )

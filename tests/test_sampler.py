@@ -85,7 +85,10 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["Plain", "function"])
 def test_a_sampler_that_calls_generate_changes_nothing(base, sft, rm, tokenizer, name):
     samplers = OwnSampler(f"mine:{name}"), generate
-    own, plain = (build(build_models(base, sft, rm), tokenizer, updates=2, sampler=one).train() for one in samplers)
+    own, plain = (
+        build(build_models(base, sft, rm), tokenizer, updates=2, sampler=one).train()
+        for one in samplers
+    )
     assert timeless(own) == timeless(plain)
 
 
@@ -100,7 +103,9 @@ def test_a_run_its_trial_and_its_evaluation_and_another_sampler_from_then_on(fol
     assert settings and {one["engine"] for one in settings} == {"mine:Plain"}
     assert not main("run --resume run --updates 2 --sampler generate".split())
     rows = RunFolder.open("run/ma-ppo").metrics()
-    assert [row["update"] for row in rows] == [1, 2] and RunFolder.open("run").config["sampler"] == "generate"
+    assert [row["update"] for row in rows] == [1, 2] and RunFolder.open("run").config[
+        "sampler"
+    ] == "generate"
     assert len(sys.modules["mine"].Plain.tried) == 1
 
 
@@ -110,7 +115,9 @@ def test_a_trial_that_fails_ends_the_command_before_it_leaves_anything(folder, t
     (folder / "mine.py").write_text(text)
     assert main(words.split()) == 2
     line = text.splitlines().index('        raise InputError("no room: make some")') + 1
-    assert capsys.readouterr().err.endswith(f"--sampler mine:Picky: no room: make some (line {line} of mine.py)\n")
+    assert capsys.readouterr().err.endswith(
+        f"--sampler mine:Picky: no room: make some (line {line} of mine.py)\n"
+    )
     assert not (folder / "run").exists()
 
 
@@ -143,7 +150,10 @@ def test_a_server_that_is_gone_may_come_back(make, tmp_path):
     trainer = make(run=run, sampler=OwnSampler("mine:gone"))
     with pytest.raises(ServerError):
         trainer.generate_rollout(trainer.prompts[:4])
-    fails(trainer.train, "update 1: --sampler mine:gone: the server is gone: start it; --resume continues from here")
+    fails(
+        trainer.train,
+        "update 1: --sampler mine:gone: the server is gone: start it; --resume continues from here",
+    )
     assert [path.name for path in run.path.glob("checkpoints/*")] == ["update-000000.pt"]
 
 

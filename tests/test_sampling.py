@@ -9,12 +9,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
-from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from marlhf_lite.evaluation.sampling import InverseTransformSampler, generate_seeded
 from marlhf_lite.training.rollout import Sampling, generate
 
-SETTINGS = [Sampling(1, 1.0, 0), Sampling(1, 0.7, 5), Sampling(1, 1.3, 0, 0.6), Sampling(1, 0.9, 12, 0.8)]
+SETTINGS = [
+    Sampling(1, 1.0, 0),
+    Sampling(1, 0.7, 5),
+    Sampling(1, 1.3, 0, 0.6),
+    Sampling(1, 0.9, 12, 0.8),
+]
 PROMPTS = ["a", "The cat sat on the mat.", "The cat sat on the mat.", "Why?", "a", "a"]
 NAMES = [f"0/{i}" for i in range(6)]
 
@@ -41,7 +51,8 @@ def test_evenly_spread_numbers_give_the_probabilities_of_transformers(how):
     logits = torch.randn(1, 20, generator=torch.Generator().manual_seed(3))
     u = (np.arange(20_000) + 0.5) / 20_000
     share = torch.bincount(pick(logits.expand(len(u), -1), u, how), minlength=20) / len(u)
-    assert share == pytest.approx(allowed(logits, how)[0].numpy(), abs=2e-4)  # whole counts, and float32
+    # whole counts, and float32
+    assert share == pytest.approx(allowed(logits, how)[0].numpy(), abs=2e-4)
 
 
 @settings(max_examples=50, deadline=None)
@@ -106,7 +117,11 @@ def test_a_minimum_leaves_the_other_tokens_as_likely(draw, policy, tokenizer):
     logits[ends] = -torch.inf
     likeliest = logits.topk(6)
     p = torch.zeros_like(logits).scatter(0, likeliest.indices, likeliest.values.softmax(0))
-    found = draw(["a"] * count, [str(i) for i in range(count)], how=how).response_ids[:, 0].bincount(minlength=len(p))
+    found = (
+        draw(["a"] * count, [str(i) for i in range(count)], how=how)
+        .response_ids[:, 0]
+        .bincount(minlength=len(p))
+    )
     some = p > 0
     assert found[~some].sum() == 0
     assert chisquare(found[some], (p[some] / p[some].sum() * count)).pvalue > 1e-3
@@ -119,7 +134,9 @@ def test_first_tokens_come_as_often_as_the_model_says(draw, policy, tokenizer):
     with torch.no_grad():
         p = allowed(policy(**ids).logits[:, -1], how)[0]
     share = torch.bincount(rollout.response_ids[:, 0], minlength=len(p)) / count
-    assert ((share - p).abs() <= 4.5 * (p * (1 - p) / count).sqrt() + 1e-6).all() and (p > 0.01).sum() > 2
+    assert ((share - p).abs() <= 4.5 * (p * (1 - p) / count).sqrt() + 1e-6).all() and (
+        p > 0.01
+    ).sum() > 2
 
 
 def test_temperature_zero_is_greedy_and_torchs_random_state_is_left_alone(draw, policy, tokenizer):

@@ -39,7 +39,10 @@ def test_every_stage_runs_on_another_device(tiny, tmp_path):
     two = f"SFT2={tmp_path}/run/sft,MA-PPO={tmp_path}/run"
     commands = [
         f"{run} --eval_samples 2 --output_dir {tmp_path}/run",
-        *(f"{ppo} --termination {rule} {more} --output_dir {tmp_path}/{rule}" for rule, more in RULES.items()),
+        *(
+            f"{ppo} --termination {rule} {more} --output_dir {tmp_path}/{rule}"
+            for rule, more in RULES.items()
+        ),
         f"ppo --resume {tmp_path}/randomized --updates 2",
         f"run --dataset tiny-guess {SIZES} --objective sae --eval_prompts 4 --max_turns 2 --output_dir {tmp_path}/turn",
         f"rloo {group} --output_dir {tmp_path}/rloo",
@@ -54,12 +57,21 @@ def test_every_stage_runs_on_another_device(tiny, tmp_path):
     ]
     script = Path(__file__).with_name("second_device.py")
     # The limit is for a run that hangs; a whole one takes a minute or two.
-    done = subprocess.run([sys.executable, script, *commands], capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        [sys.executable, script, *commands], capture_output=True, text=True, timeout=900
+    )
     lines = [line for line in done.stdout.splitlines() if line.startswith("ok: ")]
     assert done.returncode == 0 and len(lines) == len(commands), (
         f"{lines[-1:]}\n{done.stdout[-999:]}{done.stderr[-2999:]}"
     )
     # On the CPU the same numbers come out.
-    assert not main(f"{ppo} --termination sentence {RULES['sentence']} --output_dir {tmp_path}/cpu".split())
-    there, here = (json.loads((tmp_path / at / "ppo" / "metrics.jsonl").read_text()) for at in ("sentence", "cpu"))
-    assert timeless([there]) == [pytest.approx(row, rel=1e-3, abs=1e-5, nan_ok=True) for row in timeless([here])]
+    assert not main(
+        f"{ppo} --termination sentence {RULES['sentence']} --output_dir {tmp_path}/cpu".split()
+    )
+    there, here = (
+        json.loads((tmp_path / at / "ppo" / "metrics.jsonl").read_text())
+        for at in ("sentence", "cpu")
+    )
+    assert timeless([there]) == [
+        pytest.approx(row, rel=1e-3, abs=1e-5, nan_ok=True) for row in timeless([here])
+    ]

@@ -13,7 +13,13 @@ from conftest import changed, fails, nudge, snapshot
 from small_runs import PROMPTS, build, early_letters
 from transformers import AutoModelForCausalLM
 
-from marlhf_lite.config.commands import COMMANDS, OPTIONS, ExportCommand, GenerateCommand, option_names
+from marlhf_lite.config.commands import (
+    COMMANDS,
+    OPTIONS,
+    ExportCommand,
+    GenerateCommand,
+    option_names,
+)
 from marlhf_lite.config.options import LengthConfig, SFTStageConfig
 from marlhf_lite.experiments import pipeline
 from marlhf_lite.experiments.context import RunContext
@@ -23,7 +29,14 @@ from marlhf_lite.extras.baselines.rloo_grpo import group_trainer
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
 from marlhf_lite.models.adapters import other_base
-from marlhf_lite.models.loading import build_models, load_base, load_policy, load_score_model, new_reward_model, share
+from marlhf_lite.models.loading import (
+    build_models,
+    load_base,
+    load_policy,
+    load_score_model,
+    new_reward_model,
+    share,
+)
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.training import rollout as rollouts
 from marlhf_lite.training.rewards import FunctionReward
@@ -92,13 +105,19 @@ def test_answers_are_the_policys(adapter, base, tiny, tokenizer):
 
 
 @pytest.mark.parametrize("adapter", ["embedding"], indirect=True)
-def test_a_run_that_samples_from_another_policy_is_refused(adapter, base, rm, tokenizer, monkeypatch):
+def test_a_run_that_samples_from_another_policy_is_refused(
+    adapter, base, rm, tokenizer, monkeypatch
+):
     """If an adapter on a tied weight is merged anyway: after the first update, and at checkpoints."""
     trainer = build(build_models(base, adapter, rm), tokenizer, updates=2)
     trainer.train()
     trainer = build(build_models(base, adapter, rm), tokenizer, updates=4, checkpoint_every=3)
     monkeypatch.setattr(rollouts, "tied_layers", lambda model: [])
-    fails(trainer.train, "of the policy's change away from the one that trains", "--lora_target_modules")
+    fails(
+        trainer.train,
+        "of the policy's change away from the one that trains",
+        "--lora_target_modules",
+    )
     assert trainer.updates_done == 1
     trainer.update(PROMPTS[:4])  # the second update is not looked at, the third one is
     fails(lambda: trainer.update(PROMPTS[:4]), "away from the one that trains")
@@ -110,7 +129,10 @@ def test_a_reward_model_is_saved_as_it_was_trained(adapter, base, some, tmp_path
     from_sft = load_policy(base, adapter, trainable=False)
     with torch.no_grad():
         inputs = {"input_ids": some.tokens, "attention_mask": some.attention_mask}
-        states = [m.get_base_model().model(**inputs).last_hidden_state for m in (model.eval(), from_sft.eval())]
+        states = [
+            m.get_base_model().model(**inputs).last_hidden_state
+            for m in (model.eval(), from_sft.eval())
+        ]
         torch.testing.assert_close(*states)  # it starts from SFT with all that SFT trained
         nudge(model, 2, 0.1).save_pretrained(tmp_path)
         trained = ScalarHeadModel(model)(some.tokens, some.attention_mask)
@@ -122,8 +144,13 @@ def test_a_reward_model_is_saved_as_it_was_trained(adapter, base, some, tmp_path
 
 def test_an_embedding_that_was_rounded_is_not_written_into_the_base(base, tiny, tmp_path):
     """An adapter of the embedding is saved with the embedding, here that of a base in bfloat16."""
-    before, config = snapshot(base), peft.LoraConfig(task_type="CAUSAL_LM", r=4, **ADAPTERS["embedding"])
-    peft.get_peft_model(load_base(replace(tiny, dtype="bfloat16")), config).save_pretrained(tmp_path)
+    before, config = (
+        snapshot(base),
+        peft.LoraConfig(task_type="CAUSAL_LM", r=4, **ADAPTERS["embedding"]),
+    )
+    peft.get_peft_model(load_base(replace(tiny, dtype="bfloat16")), config).save_pretrained(
+        tmp_path
+    )
     load_policy(base, tmp_path)
     assert not changed(base, before)
 
@@ -148,7 +175,11 @@ def test_an_adapter_that_changes_biases_of_the_base_is_refused(base, tmp_path, b
     config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj"], bias=bias)
     peft.get_peft_model(share(base), config).save_pretrained(tmp_path)
     for load in (load_policy, new_reward_model, load_score_model):
-        fails(lambda load=load: load(base, tmp_path), f"{tmp_path}: its adapter (LORA)", "changes biases of the base")
+        fails(
+            lambda load=load: load(base, tmp_path),
+            f"{tmp_path}: its adapter (LORA)",
+            "changes biases of the base",
+        )
 
 
 def test_an_adapter_that_is_a_prompt_is_refused(base, tmp_path):
@@ -160,11 +191,21 @@ def test_an_adapter_that_is_a_prompt_is_refused(base, tmp_path):
 def test_an_adapter_names_its_base(sft, tmp_path):
     shutil.copytree(sft, tmp_path, dirs_exist_ok=True)
     file = tmp_path / "adapter_config.json"
-    for base, models in {"Me/Small-1B": ("/x/small-1b", "me/Small-1B/"), "": ("tiny-gemma",)}.items():
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": base}))
+    for base, models in {
+        "Me/Small-1B": ("/x/small-1b", "me/Small-1B/"),
+        "": ("tiny-gemma",),
+    }.items():
+        file.write_text(
+            json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": base})
+        )
         assert [other_base(tmp_path, model) for model in models] == [""] * len(models)
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": "Me/Small-1B"}))
-    assert other_base(tmp_path, "Me/Small-1B-Instruct") == "Me/Small-1B" and other_base(tmp_path / "no", "x") == ""
+    file.write_text(
+        json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": "Me/Small-1B"})
+    )
+    assert (
+        other_base(tmp_path, "Me/Small-1B-Instruct") == "Me/Small-1B"
+        and other_base(tmp_path / "no", "x") == ""
+    )
 
 
 def test_an_adapter_of_the_head_alone_has_no_reward_model(base, tmp_path):
@@ -178,11 +219,16 @@ def test_an_adapter_of_the_head_trains_by_ppo_alone(adapter, base, tokenizer, te
     answers = {name: texts.responses for name in ("chosen", "rejected")}
     rows = datasets.Dataset.from_dict({"prompt": texts.prompts} | answers)
     model, line = load_policy(base, adapter), "the head (lm_head) has an adapter"
-    fails(lambda: train_sft(model, tokenizer, rows, SFTStageConfig(), LengthConfig(), tmp_path), line)
+    fails(
+        lambda: train_sft(model, tokenizer, rows, SFTStageConfig(), LengthConfig(), tmp_path), line
+    )
     fails(lambda: dpo_trainer(model, tokenizer, rows, COMMANDS["dpo"](), tmp_path), line)
     for name in ("rloo", "grpo"):
         options = COMMANDS[name]()
-        fails(lambda options=options: group_trainer(model, tokenizer, ["a"], None, options, tmp_path), line)
+        fails(
+            lambda options=options: group_trainer(model, tokenizer, ["a"], None, options, tmp_path),
+            line,
+        )
 
 
 @pytest.mark.parametrize("adapter", ["embedding", "whole embedding"], indirect=True)
@@ -194,12 +240,26 @@ def test_no_stage_changes_the_base(adapter, tiny, tokenizer, texts, tmp_path):
     task = Task("few", datasets.DatasetDict(splits), early_letters, {})
 
     def context(name):
-        given = {"batch_size": 4, "num_generations": 2, "updates": 2, "warmup_updates": 0, "checkpoint_every": 1}
-        given |= {f"{stage}_batch_size": 3 for stage in ("sft", "rm", "dpo")} | {"eval_every": 1, "eval_prompts": 4}
-        given |= {"max_response_length": 6, "lora_target_modules": ADAPTERS["embedding"]["target_modules"]}
+        given = {
+            "batch_size": 4,
+            "num_generations": 2,
+            "updates": 2,
+            "warmup_updates": 0,
+            "checkpoint_every": 1,
+        }
+        given |= {f"{stage}_batch_size": 3 for stage in ("sft", "rm", "dpo")} | {
+            "eval_every": 1,
+            "eval_prompts": 4,
+        }
+        given |= {
+            "max_response_length": 6,
+            "lora_target_modules": ADAPTERS["embedding"]["target_modules"],
+        }
         assert given.keys() <= OPTIONS
         command = COMMANDS[name]
-        options = command(**{option: given[option] for option in option_names(command) & given.keys()})
+        options = command(
+            **{option: given[option] for option in option_names(command) & given.keys()}
+        )
         run = RunFolder.create(tmp_path / name, {})
         return RunContext(options, run, task, tokenizer, lambda: base, rules={"ppo": FixedNGram(2)})
 

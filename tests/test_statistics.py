@@ -24,7 +24,9 @@ lists = st.lists(numbers, min_size=1, max_size=30)
 
 def test_bootstrap_agrees_with_a_plain_loop():
     generator = np.random.default_rng(3)
-    means = sorted(np.mean([SCORES[generator.integers(60)] for _ in range(60)]) for _ in range(4000))
+    means = sorted(
+        np.mean([SCORES[generator.integers(60)] for _ in range(60)]) for _ in range(4000)
+    )
     found = bootstrap_mean(SCORES)
     assert found.mean == pytest.approx(SCORES.mean())
     tolerance = 0.2 * SCORES.std() / 60**0.5
@@ -42,7 +44,8 @@ def test_interval_lies_in_the_data_and_moves_with_it(values, shift):
 
 def test_one_value_two_values_and_a_small_spread_on_a_large_mean():
     assert bootstrap_mean([3.0]) == Interval(3.0, 3.0, 3.0, 0.95)
-    assert bootstrap_mean([0, 1]) == Interval(0.5, 0.0, 1.0)  # a resampled mean is 0, 1/2 or 1: chances 1/4, 1/2, 1/4
+    # a resampled mean is 0, 1/2 or 1: chances 1/4, 1/2, 1/4
+    assert bootstrap_mean([0, 1]) == Interval(0.5, 0.0, 1.0)
     small = bootstrap_mean(SCORES - SCORES.mean())
     large = bootstrap_mean(SCORES - SCORES.mean() + 1e6)
     assert large.high - large.low == pytest.approx(small.high - small.low, rel=1e-6)
@@ -96,7 +99,12 @@ def test_wilson_ends_solve_its_equation(n, share):
 # Newcombe (1998), table I, method 3
 @pytest.mark.parametrize(
     "wins, n, low, high",
-    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0, 0.1611), (1, 29, 0.0061, 0.1718)],
+    [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
 )
 def test_wilson_by_numbers(wins, n, low, high):
     assert wilson(wins, n)[1:3] == pytest.approx((low, high), abs=5e-5)

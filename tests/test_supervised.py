@@ -22,7 +22,10 @@ from marlhf_lite.training import trl_trainers
 from marlhf_lite.training.rollout import Sampling, generate
 
 DATA = DataConfig(max_prompt_length=20, max_response_length=8)
-PROMPTS, ANSWERS = ["a", "Why? I wonder", "one two"], ["yes", "because so it is, as we know", "three"]
+PROMPTS, ANSWERS = (
+    ["a", "Why? I wonder", "one two"],
+    ["yes", "because so it is, as we know", "three"],
+)
 # Pairs that part early, late, at the end of one of them, or not at all.
 CHOSEN, REJECTED = ["yes", "yes I do", "I say yes"], ["no", "yes I do no", "yes"]
 
@@ -42,7 +45,10 @@ def train():
             "sft": (SFTStageConfig, sft_module.train_sft),
             "rm": (RewardModelConfig, rm_module.train_reward_model),
         }[stage]
-        named = {name if name == "rm_loss" else f"{stage}_{name}": value for name, value in options.items()}
+        named = {
+            name if name == "rm_loss" else f"{stage}_{name}": value
+            for name, value in options.items()
+        }
         return function(model, tokenizer, rows, kind(**named), DATA, folder)
 
     return run
@@ -54,7 +60,9 @@ def caught(train, monkeypatch, tmp_path):
 
     def make(stage, *given, **options):
         trainers = []
-        monkeypatch.setattr(trl_trainers, "run_trainer", lambda trainer, **_: trainers.append(trainer))
+        monkeypatch.setattr(
+            trl_trainers, "run_trainer", lambda trainer, **_: trainers.append(trainer)
+        )
         train(stage, *given, tmp_path, **options)
         return trainers[0]
 
@@ -79,12 +87,15 @@ def test_labels_are_the_response_tokens_alone(start, tokenizer, pad_is_eos, rows
     trainer = caught("sft", start("sft"), tokenizer, rows, batch_size=3)
     batch = next(iter(trainer.get_train_dataloader()))
     seen = []
-    for ids, attended, labels in zip(batch["input_ids"], batch["attention_mask"].bool(), batch["labels"]):
+    for ids, attended, labels in zip(
+        batch["input_ids"], batch["attention_mask"].bool(), batch["labels"]
+    ):
         assert (labels[~attended] == -100).all()
         seen.append((ids[attended].tolist(), labels[attended].tolist()))
     expected = [(p + r, [-100] * len(p) + r) for p, r in sides(tokenizer)]
     assert sorted(seen) == sorted(expected)
-    assert sum(labels[-1] == tokenizer.eos_token_id for _, labels in seen) == 2  # the long answer is cut, without EOS
+    # the long answer is cut, without EOS
+    assert sum(labels[-1] == tokenizer.eos_token_id for _, labels in seen) == 2
 
 
 def test_dialogues_are_read_whole(start, tokenizer, caught):
@@ -136,21 +147,36 @@ def pair_loss(chosen, rejected, i, j):
     """-log sigmoid at every place from the first that differs to the end of the longer; `i` and `j` are token ids."""
     longest = max(len(i), len(j))
     start = next((t for t in range(longest) if i[t : t + 1] != j[t : t + 1]), longest)
-    terms = [neg_log_sigmoid(chosen[min(t, len(i) - 1)] - rejected[min(t, len(j) - 1)]) for t in range(start, longest)]
+    terms = [
+        neg_log_sigmoid(chosen[min(t, len(i) - 1)] - rejected[min(t, len(j) - 1)])
+        for t in range(start, longest)
+    ]
     return sum(terms) / len(terms) if terms else 0.0
 
 
 @pytest.mark.parametrize("fill", [0, 7])
 def test_loss_over_all_tokens_against_loops(fill):
     """Also with a pad token that is an ordinary last token (7), where only the masks tell the rows apart."""
-    pairs = [([1, 2, 3, 7], [1, 2, 4, 5, 7]), ([1, 2, 7], [1, 2, 7, 7]), ([5, 6, 7], [5, 6, 7]), ([5, 6], [8])]
+    pairs = [
+        ([1, 2, 3, 7], [1, 2, 4, 5, 7]),
+        ([1, 2, 7], [1, 2, 7, 7]),
+        ([5, 6, 7], [5, 6, 7]),
+        ([5, 6], [8]),
+    ]
     scores = torch.randn(2, len(pairs), 6, generator=torch.Generator().manual_seed(0)).double()
-    ids, masks = torch.full((2, len(pairs), 6), fill), torch.zeros(2, len(pairs), 6, dtype=torch.bool)
+    ids, masks = (
+        torch.full((2, len(pairs), 6), fill),
+        torch.zeros(2, len(pairs), 6, dtype=torch.bool),
+    )
     for k, pair in enumerate(pairs):
         for side, row in enumerate(pair):
             ids[side, k, : len(row)], masks[side, k, : len(row)] = torch.tensor(row), True
-    expected = sum(pair_loss(*both.tolist(), *pair) for both, pair in zip(scores.unbind(1), pairs)) / len(pairs)
-    assert rm_module.bradley_terry_all(*scores, *ids, masks=masks).item() == pytest.approx(expected, rel=1e-9)
+    expected = sum(
+        pair_loss(*both.tolist(), *pair) for both, pair in zip(scores.unbind(1), pairs)
+    ) / len(pairs)
+    assert rm_module.bradley_terry_all(*scores, *ids, masks=masks).item() == pytest.approx(
+        expected, rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("loss", ["last", "all"])
@@ -159,9 +185,15 @@ def test_loss_is_that_of_each_pair_alone(start, tokenizer, pad_is_eos, caught, l
     """Token ids, EOS, padding and score place: against passes over single sequences."""
     tokenizer = pad_is_eos if pads == "eos" else tokenizer
     both = [(c, r) for c in CHOSEN for r in REJECTED]
-    columns = {"prompt": PROMPTS * 3, "chosen": [c for c, _ in both], "rejected": [r for _, r in both]}
+    columns = {
+        "prompt": PROMPTS * 3,
+        "chosen": [c for c, _ in both],
+        "rejected": [r for _, r in both],
+    }
     model = start("rm")
-    trainer = caught("rm", model, tokenizer, datasets.Dataset.from_dict(columns), rm_loss=loss, batch_size=9)
+    trainer = caught(
+        "rm", model, tokenizer, datasets.Dataset.from_dict(columns), rm_loss=loss, batch_size=9
+    )
     ids, scores = {}, {"chosen": [], "rejected": []}
     model.eval()
     for side in scores:
@@ -175,7 +207,9 @@ def test_loss_is_that_of_each_pair_alone(start, tokenizer, pad_is_eos, caught, l
     if loss == "all":
         terms = map(pair_loss, scores["chosen"], scores["rejected"], ids["chosen"], ids["rejected"])
     else:
-        terms = (neg_log_sigmoid(c[-1] - r[-1]) for c, r in zip(scores["chosen"], scores["rejected"]))
+        terms = (
+            neg_log_sigmoid(c[-1] - r[-1]) for c, r in zip(scores["chosen"], scores["rejected"])
+        )
     expected = pytest.approx(sum(terms) / 9, rel=1e-5)
     batch = next(iter(trainer.get_train_dataloader()))
     assert trainer.compute_loss(model, batch).item() == expected
@@ -187,7 +221,9 @@ def test_loss_is_that_of_each_pair_alone(start, tokenizer, pad_is_eos, caught, l
 
 
 @pytest.mark.parametrize("stage", ["sft", "rm"])
-def test_a_loss_that_is_not_finite_ends_the_stage_in_a_line(start, tokenizer, rows, train, tmp_path, stage, capsys):
+def test_a_loss_that_is_not_finite_ends_the_stage_in_a_line(
+    start, tokenizer, rows, train, tmp_path, stage, capsys
+):
     """At the second step, after which the weights would be no numbers; nothing is saved."""
     model, rows, passes = start(stage), rows.add_column("rejected", ["no", "never", "four"]), []
     first = next(p for p in model.parameters() if p.requires_grad)
@@ -195,7 +231,8 @@ def test_a_loss_that_is_not_finite_ends_the_stage_in_a_line(start, tokenizer, ro
     trains = partial(train, stage, model, tokenizer, rows, tmp_path / "out", epochs=3, batch_size=3)
     fails(trains, "loss or gradient of update 2 is not finite: start again with")
     assert not (tmp_path / "out" / "adapter_model.safetensors").exists()
-    assert capsys.readouterr().err.endswith("\n")  # the bar is closed, so that the message has a line of its own
+    # the bar is closed, so that the message has a line of its own
+    assert capsys.readouterr().err.endswith("\n")
 
 
 @pytest.fixture
@@ -211,12 +248,19 @@ def with_little_memory(start, tokenizer, train, tmp_path):
             if len(tried) > 1 and tried[-1] > fits:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-        hook, folder = model.get_input_embeddings().register_forward_pre_hook(allocate), tmp_path / f"{stage}-{fits}"
+        hook, folder = (
+            model.get_input_embeddings().register_forward_pre_hook(allocate),
+            tmp_path / f"{stage}-{fits}",
+        )
         texts = {"prompt": "Say {}", "chosen": "yes {}", "rejected": "no {}"}
-        rows = [{name: text.format("so " * (i % 4)) for name, text in texts.items()} for i in range(11)]
+        rows = [
+            {name: text.format("so " * (i % 4)) for name, text in texts.items()} for i in range(11)
+        ]
         try:
             options = {"batch_size": 6, "epochs": 2.0, "learning_rate": 1e-2}
-            log = train(stage, model, tokenizer, datasets.Dataset.from_list(rows), folder, **options)
+            log = train(
+                stage, model, tokenizer, datasets.Dataset.from_list(rows), folder, **options
+            )
         finally:
             hook.remove()
         return log, load_file(folder / "adapter_model.safetensors"), tried
@@ -232,11 +276,15 @@ def test_half_the_rows_a_pass_learn_the_same(with_little_memory, stage):
     for fits in (3, 1):
         again, others, tried = with_little_memory(stage, fits)
         assert max(tried[-4:]) <= fits and tried[:2] == [6, 5] and len(again) == len(log) == 4
-        for name in ("loss", *(["accuracy", "margin"] if stage == "rm" else [])):  # means over pairs, not over passes
-            assert [row[name] for row in again] == pytest.approx([row[name] for row in log], rel=1e-4, abs=1e-5)
+        # means over pairs, not over passes
+        for name in ("loss", *(["accuracy", "margin"] if stage == "rm" else [])):
+            assert [row[name] for row in again] == pytest.approx(
+                [row[name] for row in log], rel=1e-4, abs=1e-5
+            )
         assert others.keys() == weights.keys()
         moved = max(float((value - others[name]).abs().max()) for name, value in weights.items())
-        assert moved < 1e-3  # rounding, which Adam makes larger where a gradient is near 0; a step is 1e-2
+        # rounding, which Adam makes larger where a gradient is near 0; a step is 1e-2
+        assert moved < 1e-3
 
 
 @pytest.mark.parametrize(
@@ -245,16 +293,22 @@ def test_half_the_rows_a_pass_learn_the_same(with_little_memory, stage):
 def test_a_pass_takes_the_most_rows_that_divide_a_step(batch, asked, split, tmp_path):
     """Within what is asked for, 0 for no limit."""
     passes = TrainerConfig(per_device_train_batch_size=asked)
-    found = trl_trainers.stage_arguments(tmp_path, 0, SFTStageConfig(sft_batch_size=batch), passes, "sft")
+    found = trl_trainers.stage_arguments(
+        tmp_path, 0, SFTStageConfig(sft_batch_size=batch), passes, "sft"
+    )
     assert (found["per_device_train_batch_size"], found["gradient_accumulation_steps"]) == split
 
 
 def test_a_step_that_processes_cannot_share_is_refused(monkeypatch):
     monkeypatch.setattr(trl_trainers, "PartialState", lambda: SimpleNamespace(num_processes=4))
     trl_trainers.check_batches(SFTStageConfig(sft_batch_size=24))
-    fails(lambda: trl_trainers.check_batches(SFTStageConfig(sft_batch_size=6)), "--sft_batch_size 6: 4 processes")
+    fails(
+        lambda: trl_trainers.check_batches(SFTStageConfig(sft_batch_size=6)),
+        "--sft_batch_size 6: 4 processes",
+    )
 
 
 def test_one_row_that_does_not_fit_is_one_line(with_little_memory):
     fails(lambda: with_little_memory("sft", 0), "--per_device_train_batch_size 1: shorten")
-    assert GradientState().sync_gradients  # else the optimizer of the next trainer in this process would take no step
+    # else the optimizer of the next trainer in this process would take no step
+    assert GradientState().sync_gradients

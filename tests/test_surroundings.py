@@ -23,27 +23,36 @@ from marlhf_lite.utils.seals import atomic_folder
 def test_letters_that_the_output_lacks_are_written_in_another_way(tmp_path, encoding):
     rows = [{"prompt": f"今天？{i}", "chosen": " 是的。", "rejected": " 不是。"} for i in range(20)]
     (path := tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    words, environment = [sys.executable, "-m", "marlhf_lite", "data", str(path)], os.environ | {"PYTHONUTF8": "0"}
-    done = subprocess.run(words, capture_output=True, env=environment | {"PYTHONIOENCODING": encoding})
+    words, environment = (
+        [sys.executable, "-m", "marlhf_lite", "data", str(path)],
+        os.environ | {"PYTHONUTF8": "0"},
+    )
+    done = subprocess.run(
+        words, capture_output=True, env=environment | {"PYTHONIOENCODING": encoding}
+    )
     assert done.returncode == 0 and b"\\ufffd" in done.stdout and not done.stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
 def test_messages_that_cannot_be_written_change_no_exit_code():
     code = (
-        "import sys; from marlhf_lite.cli import main; print('x' * 9999, file=sys.stderr); sys.exit(main(sys.argv[1:]))"
+        "import sys; from marlhf_lite.cli import main; "
+        "print('x' * 9999, file=sys.stderr); sys.exit(main(sys.argv[1:]))"
     )
     for words, expected in ((["presets"], 0), (["nothing"], 2)):
         with open("/dev/full", "w") as full:
             done = subprocess.run(
-                [sys.executable, "-c", code.replace("print", "main(['--version']); print"), *words], stderr=full
+                [sys.executable, "-c", code.replace("print", "main(['--version']); print"), *words],
+                stderr=full,
             )
         assert done.returncode == expected
 
 
 def test_a_prompt_in_another_encoding_is_one_line(sft, tiny, monkeypatch, capsys):
     for errors in ("strict", "surrogateescape"):
-        stream = io.TextIOWrapper(io.BytesIO("café".encode("latin-1")), encoding="utf-8", errors=errors)
+        stream = io.TextIOWrapper(
+            io.BytesIO("café".encode("latin-1")), encoding="utf-8", errors=errors
+        )
         monkeypatch.setattr(sys, "stdin", stream)
         assert main(["generate", "--model", tiny.model, "--policy", str(sft)]) == 2
         assert capsys.readouterr().err.startswith("marlhf: error: --prompt: not UTF-8")
@@ -61,7 +70,9 @@ def test_versions_that_will_not_do_are_named(tmp_path, monkeypatch):
     (folder := tmp_path / "trl-0.9.dist-info").mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: trl\nVersion: 0.9\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    fails(lambda: check_versions("marlhf-lite"), "trl 0.9 is installed", "needs", "pip install 'trl")
+    fails(
+        lambda: check_versions("marlhf-lite"), "trl 0.9 is installed", "needs", "pip install 'trl"
+    )
 
 
 def test_few_prompts_get_a_note_and_a_name_like_a_formula_a_figure(tmp_path):
@@ -91,4 +102,6 @@ def test_a_folder_behind_a_link_is_written_to_where_it_is(tmp_path):
         with atomic_folder(tmp_path / "policy") as place:
             place.mkdir()
             (place / "file").write_text(text)
-        assert (tmp_path / "elsewhere" / "file").read_text() == text and (tmp_path / "policy").is_symlink()
+        assert (tmp_path / "elsewhere" / "file").read_text() == text and (
+            tmp_path / "policy"
+        ).is_symlink()

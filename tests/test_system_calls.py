@@ -19,10 +19,23 @@ import pytest
 from conftest import ready
 
 from marlhf_lite.extras.programs import Test, TestRunner, bubblewrap, system_calls
-from marlhf_lite.extras.programs.system_calls import ALLOW, ARCHITECTURES, CALLS, KILL, LACKING, REFUSED, rules
+from marlhf_lite.extras.programs.system_calls import (
+    ALLOW,
+    ARCHITECTURES,
+    CALLS,
+    KILL,
+    LACKING,
+    REFUSED,
+    rules,
+)
 
-OTHER = {"x86_64": 0x40000003, "aarch64": 0x40000028}  # the 32-bit architecture of the same processor
-LIMITS = {"Max address space": 256 * 2**20, "Max file size": bubblewrap.OUTPUT_BYTES, "Max open files": 64}
+# the 32-bit architecture of the same processor
+OTHER = {"x86_64": 0x40000003, "aarch64": 0x40000028}
+LIMITS = {
+    "Max address space": 256 * 2**20,
+    "Max file size": bubblewrap.OUTPUT_BYTES,
+    "Max open files": 64,
+}
 LIMITS |= {"Max core file size": 0, "Max cpu time": 21}
 # Numbers on x86_64.
 DANGEROUS = {
@@ -65,13 +78,17 @@ def test_only_the_calls_of_the_list_pass(machine):
     calls = {name: number for number, name in known.items()}
     for name, at, passes, refused in [
         ("openat", 2, [0, 1, 2, 0o2000000, 0o1001], [0o100, 0o101, 0o20200002, 0o300, 2**32 - 1]),
-        ("ioctl", 1, [0x5401, 0x5451, 2**32 + 0x5401], [0x5412, 0x541C, 0x40049409, 0]),  # TIOCSTI, TIOCLINUX, FICLONE
-        ("fcntl", 1, [0, 1, 2, 3, 4, 1030], [5, 6, 7, 37, 1024, 1031, 1033]),  # locks, leases, sizes of pipes
+        # TIOCSTI, TIOCLINUX, FICLONE
+        ("ioctl", 1, [0x5401, 0x5451, 2**32 + 0x5401], [0x5412, 0x541C, 0x40049409, 0]),
+        # locks, leases, sizes of pipes
+        ("fcntl", 1, [0, 1, 2, 3, 4, 1030], [5, 6, 7, 37, 1024, 1031, 1033]),
         ("prlimit64", 0, [0], [1, 2, 2**31]),
     ]:
         for value in passes + refused:
             arguments = [0] * at + [value]
-            assert answer(machine, calls[name], *arguments) == (ALLOW if value in passes else REFUSED), (name, value)
+            assert answer(machine, calls[name], *arguments) == (
+                ALLOW if value in passes else REFUSED
+            ), (name, value)
 
 
 def test_dangerous_calls_are_not_on_the_list():
@@ -90,7 +107,9 @@ def test_numbers_are_those_of_libseccomp():
             assert number == numbers[machine] if machine in numbers else number < 0, name
 
 
-@pytest.mark.skipif(sys.platform != "linux" or os.uname().machine != "x86_64", reason="numbers of x86_64")
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.uname().machine != "x86_64", reason="numbers of x86_64"
+)
 @pytest.mark.parametrize("name", DANGEROUS)
 def test_the_kernel_refuses(name):
     ready("bubblewrap")
@@ -124,7 +143,8 @@ def test_limits_and_filter_hold_for_every_process():
             assert "Seccomp:\t2" in Path(f"/proc/{process.pid}/status").read_text()
     finally:
         for process in inside:
-            with contextlib.suppress(psutil.NoSuchProcess):  # the kernel has ended it with the one before
+            # the kernel has ended it with the one before
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         thread.join()
 
@@ -133,7 +153,8 @@ def test_limits_and_filter_hold_for_every_process():
 def test_nothing_outlives_its_time():
     """Also if the first process does not die with its parent, as if a program had switched that off."""
     executor = ready("bubblewrap")
-    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans become children of this process
+    # PR_SET_CHILD_SUBREAPER: orphans become children of this process
+    ctypes.CDLL(None).prctl(36, 1)
     before = set(psutil.Process().children(recursive=True))
     command = [word for word in executor.command if word != "--die-with-parent"]
     for seconds in (2.0, 0.001):  # in the midst, and before it has begun

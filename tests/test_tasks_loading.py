@@ -17,7 +17,11 @@ from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 LOAD_DATASET = datasets.load_dataset
 PACKED = {".gz": gzip, ".bz2": bz2, ".xz": lzma}
 ROWS = [
-    {"prompt": "Häuser?\nTwo lines, one comma", "chosen": ' "quoted"', "rejected": " no\u2028separator"},
+    {
+        "prompt": "Häuser?\nTwo lines, one comma",
+        "chosen": ' "quoted"',
+        "rejected": " no\u2028separator",
+    },
     {"prompt": "007", "chosen": "NA", "rejected": " no 🐈" + "z" * 200_000},
 ]
 
@@ -35,7 +39,9 @@ def write(path, rows):
     if ".parquet" in path.name:
         pandas.DataFrame(rows).to_parquet(path)
         return str(path)
-    with getattr(PACKED.get(path.suffix), "open", open)(path, "wt", encoding="utf-8", newline="") as file:
+    with getattr(PACKED.get(path.suffix), "open", open)(
+        path, "wt", encoding="utf-8", newline=""
+    ) as file:
         if ".jsonl" in path.name or ".ndjson" in path.name:
             file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         elif ".json" in path.name:
@@ -48,13 +54,18 @@ def write(path, rows):
 
 
 def make(count, start=0):
-    return [{"prompt": f"Q{i}?", "chosen": " yes", "rejected": " no"} for i in range(start, start + count)]
+    return [
+        {"prompt": f"Q{i}?", "chosen": " yes", "rejected": " no"}
+        for i in range(start, start + count)
+    ]
 
 
 # Files
 
 
-@pytest.mark.parametrize("name", [*(f"pairs{suffix}" for suffix in SUFFIXES), "[1] odd*?.jsonl", "PAIRS.CSV.GZ"])
+@pytest.mark.parametrize(
+    "name", [*(f"pairs{suffix}" for suffix in SUFFIXES), "[1] odd*?.jsonl", "PAIRS.CSV.GZ"]
+)
 def test_every_format_gives_the_same_rows_and_the_same_task(tmp_path, name):
     rows = ROWS + make(20)
     path = tmp_path / name
@@ -62,12 +73,18 @@ def test_every_format_gives_the_same_rows_and_the_same_task(tmp_path, name):
     path.with_name(name.lower()).rename(path)
     assert read_file(path) == read_file(str(path)) == rows
     splits = load_task(str(path)).splits
-    assert sorted((row for split in splits.values() for row in split), key=str) == sorted(rows, key=str)
+    assert sorted((row for split in splits.values() for row in split), key=str) == sorted(
+        rows, key=str
+    )
 
 
 def test_other_forms_of_the_same(tmp_path):
     path = tmp_path / "pairs.json"
-    whole = (json.dumps({"version": 1, "data": ROWS}), "\n".join(map(json.dumps, ROWS)), f" {json.dumps(ROWS)}")
+    whole = (
+        json.dumps({"version": 1, "data": ROWS}),
+        "\n".join(map(json.dumps, ROWS)),
+        f" {json.dumps(ROWS)}",
+    )
     for text, rows in [*((text, ROWS) for text in whole), (json.dumps(ROWS[0]), ROWS[:1])]:
         path.write_text(text)
         assert read_file(path) == rows
@@ -80,10 +97,17 @@ FAULTY = [
     ("a.jsonl", None, "No such file"),
     ("a.xlsx", "x", "'.xlsx'"),
     *((f"a{suffix}", b"", "") for suffix in SUFFIXES),
-    *((f"a{suffix}", gzip.compress(b"\n", mtime=0), "") for suffix in SUFFIXES if suffix.endswith(".gz")),
+    *(
+        (f"a{suffix}", gzip.compress(b"\n", mtime=0), "")
+        for suffix in SUFFIXES
+        if suffix.endswith(".gz")
+    ),
     ("a.json", "[]", "no rows"),
     ("a.csv", "prompt,chosen\n", "no rows"),
-    *((f"a{suffix}", b'{"a": "x"}\n{"a": "caf\xe9"}\n', "0xe9") for suffix in (".jsonl", ".csv", ".json")),
+    *(
+        (f"a{suffix}", b'{"a": "x"}\n{"a": "caf\xe9"}\n', "0xe9")
+        for suffix in (".jsonl", ".csv", ".json")
+    ),
     ("a.jsonl", '{"a": 1}\n\n{"a": 1,}\n', "line 3"),
     ("a.jsonl", '{"a": 1}\n{"a": "cut of', "line 2"),
     ("a.jsonl", '{"a": 1}\n' + "[" * 200_000, "line 2"),
@@ -129,7 +153,9 @@ def test_damaged_files(tmp_path, suffix):
 
 
 def test_local_file(tmp_path):
-    name = write(tmp_path / "pairs.jsonl", [*make(40), {"prompt": "x", "chosen": "", "rejected": "y"}])
+    name = write(
+        tmp_path / "pairs.jsonl", [*make(40), {"prompt": "x", "chosen": "", "rejected": "y"}]
+    )
     task = load_task(name)
     parts = {"sft": 7, "rm": 15, "ppo": 14, "test": 4}
     assert {part: len(split) for part, split in task.splits.items()} == parts
@@ -141,15 +167,24 @@ def test_local_file(tmp_path):
 def test_size_draws_by_seed(tmp_path):
     name = write(tmp_path / "pairs.jsonl", make(100))
     one, same, other = (load_task(name, size=20, seed=seed) for seed in (1, 1, 2))
-    prompts = [{p for split in task.splits.values() for p in split["prompt"]} for task in (one, same, other)]
+    prompts = [
+        {p for split in task.splits.values() for p in split["prompt"]}
+        for task in (one, same, other)
+    ]
     assert prompts[0] == prompts[1] != prompts[2] and len(prompts[0]) == 20
     assert one.counts["beyond_size"] == 80 and one.counts["kept"] == 100
     assert load_task(name, size=500).counts["beyond_size"] == 0
 
 
 UNKNOWN = [
-    *((name, {}, name.strip("~./")) for name in ("missing.jsonl", "./missing", "/no/where", "a/b.csv.gz", "~/nothing")),
-    *((name, {}, f"--dataset {name}: ") for name in ("qqqq", "", "a/b/c", "owner/", "x" * 5000, "owner/name")),
+    *(
+        (name, {}, name.strip("~./"))
+        for name in ("missing.jsonl", "./missing", "/no/where", "a/b.csv.gz", "~/nothing")
+    ),
+    *(
+        (name, {}, f"--dataset {name}: ")
+        for name in ("qqqq", "", "a/b/c", "owner/", "x" * 5000, "owner/name")
+    ),
     ("tiny-tldrr", {}, "did you mean tiny-tldr?"),
     ("owner/name", {}, "ConnectionError: Couldn't reach the host ("),
     ("tiny-tldr", {"size": 3}, "tiny-tldr: 3 rows are too few"),
@@ -172,8 +207,13 @@ def test_folders(tmp_path, monkeypatch):
     two = save("two", train=make(30), validation=make(9, 25))
     task, other, small = load_task(two), load_task(two, seed=1), load_task(two, size=20)
     test = task.splits["test"].to_list()
-    assert sorted(test, key=str) == make(9, 25) != test  # file order would favour what the publisher put first
-    assert other.splits["test"].to_list() != test and small.counts["test"] == 2 and small.counts["beyond_size"] == 19
+    # file order would favour what the publisher put first
+    assert sorted(test, key=str) == make(9, 25) != test
+    assert (
+        other.splits["test"].to_list() != test
+        and small.counts["test"] == 2
+        and small.counts["beyond_size"] == 19
+    )
     assert task.counts["read"] == task.counts["kept"] == 39 and task.counts["prompt_in_test"] == 5
     fails(lambda: load_task(save("none", dev=make(3))), "none (a folder): ", "train", "dev")
     bad = [{"prompt": "", "chosen": "x", "rejected": "y"}]

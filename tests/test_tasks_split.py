@@ -13,7 +13,9 @@ from marlhf_lite.utils.errors import InputError
 
 
 def make(prompts):
-    return [{"prompt": str(p), "chosen": f"c{i}", "rejected": f"r{i}"} for i, p in enumerate(prompts)]
+    return [
+        {"prompt": str(p), "chosen": f"c{i}", "rejected": f"r{i}"} for i, p in enumerate(prompts)
+    ]
 
 
 def sizes(splits):
@@ -36,7 +38,9 @@ def test_sizes(prompts, options, expected):
     assert list(sizes(splits).items()) == list(zip(("sft", "rm", "ppo", "test"), expected))
     assert splits["rm"].column_names == ["prompt", "chosen", "rejected"]
     order = [int(prompt) for prompt in splits["ppo"]["prompt"]]
-    assert len(order) < 3 or (order != sorted(order) and order != list(map(int, other["ppo"]["prompt"])))
+    assert len(order) < 3 or (
+        order != sorted(order) and order != list(map(int, other["ppo"]["prompt"]))
+    )
 
 
 def test_a_test_part_with_the_prompts_of_all_other_rows_is_named():
@@ -96,11 +100,17 @@ def test_held_out_rows_are_a_random_sample_without_repeated_prompts():
     drawn = posts(100).held_out(30)
     prompts = [int(prompt) for prompt in drawn["prompt"]]
     assert len(set(prompts)) == 30 and max(prompts) > 70 and prompts != sorted(prompts)
-    assert drawn.to_list() == posts(100).held_out(30).to_list() == posts(100).held_out(50).to_list()[:30]
+    assert (
+        drawn.to_list()
+        == posts(100).held_out(30).to_list()
+        == posts(100).held_out(50).to_list()[:30]
+    )
     assert sorted(map(int, posts(100).held_out(999)["prompt"])) == list(range(100))
 
 
-@pytest.mark.parametrize(("study", "first", "count"), [("main", 0, 256), ("ablations", 0, 128), ("tuning", 256, 240)])
+@pytest.mark.parametrize(
+    ("study", "first", "count"), [("main", 0, 256), ("ablations", 0, 128), ("tuning", 256, 240)]
+)
 def test_stored_results_answered_the_prompts_of_the_sample(study, first, count):
     prompts = list(load_task("tiny-tldr").held_out(first + count)["prompt"])[first:]
     digest = hashlib.sha256("\0".join(prompts).encode()).hexdigest()[:12]

@@ -16,7 +16,9 @@ def machine(monkeypatch):
         process = SimpleNamespace(cpu_percent=lambda: own)
         monkeypatch.setattr(threads, "psutil", SimpleNamespace(Process=lambda: process, **counts))
         monkeypatch.setattr(threads.os, "cpu_count", lambda: len(loads))
-        monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _: set(range(len(loads))), raising=False)
+        monkeypatch.setattr(
+            threads.os, "sched_getaffinity", lambda _: set(range(len(loads))), raising=False
+        )
 
     monkeypatch.setattr(threads, "GIVEN", None)
     monkeypatch.setattr(threads, "INTERVAL", 0.0)
@@ -25,7 +27,14 @@ def machine(monkeypatch):
 
 @pytest.mark.parametrize(
     "cores, physical, others, expected",
-    [(2, None, 0.3, 2), (2, None, 1.05, 1), (2, None, 2.0, 1), (1, None, 0, 1), (16, None, 1.0, 15), (4, 2, 0.1, 2)],
+    [
+        (2, None, 0.3, 2),
+        (2, None, 1.05, 1),
+        (2, None, 2.0, 1),
+        (1, None, 0, 1),
+        (16, None, 1.0, 15),
+        (4, 2, 0.1, 2),
+    ],
 )
 def test_threads_are_the_cores_that_others_leave(machine, cores, physical, others, expected):
     machine([(70 + 100 * others) / cores] * cores, 70.0, physical)

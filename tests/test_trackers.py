@@ -12,7 +12,14 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from marlhf_lite.training.trackers import TRACKERS, make_accelerator, tracker_names
 from marlhf_lite.utils.run_folder import RunFolder
 
-CONFIG = {"seed": 3, "kl_coef": 0.05, "whiten": False, "model": "tiny", "size": None, "environment": {"torch": "2"}}
+CONFIG = {
+    "seed": 3,
+    "kl_coef": 0.05,
+    "whiten": False,
+    "model": "tiny",
+    "size": None,
+    "environment": {"torch": "2"},
+}
 
 
 @pytest.fixture
@@ -67,10 +74,17 @@ def test_wandb_writes_into_the_run(train, tmp_path, monkeypatch):
 
 def test_what_accelerate_knows_goes_by_name(monkeypatch):
     known = {name: cls for name, cls in LOGGER_TYPE_TO_CLASS.items() if name != "aim"}
-    assert set(TRACKERS) == set(known) <= set(INTEGRATION_TO_CALLBACK) and {"trackio", "swanlab", "mlflow"} <= set(
-        known
+    assert set(TRACKERS) == set(known) <= set(INTEGRATION_TO_CALLBACK) and {
+        "trackio",
+        "swanlab",
+        "mlflow",
+    } <= set(known)
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda word: None if word == "comet_ml" else object()
     )
-    monkeypatch.setattr(importlib.util, "find_spec", lambda word: None if word == "comet_ml" else object())
     assert tracker_names("trackio, mlflow") == ["trackio", "mlflow"]
-    fails(lambda: tracker_names("comet_ml"), "--report_to comet_ml: the package is missing: pip install comet-ml")
+    fails(
+        lambda: tracker_names("comet_ml"),
+        "--report_to comet_ml: the package is missing: pip install comet-ml",
+    )
     fails(lambda: tracker_names("aim"), "--report_to aim: unknown: choose from clearml, ")

@@ -12,7 +12,12 @@ from marlhf_lite.tasks.tiny_umbrella.gold import DECISIONS, PLACES, RIGHT, decis
 from marlhf_lite.tasks.tiny_umbrella.stories import LENGTHS, load_tiny_umbrella, parse_part
 from marlhf_lite.utils.run_folder import RunFolder
 
-PARTS = [f"L{length}-{place}{noise}" for length in LENGTHS for place in PLACES for noise in ("", "-noise")]
+PARTS = [
+    f"L{length}-{place}{noise}"
+    for length in LENGTHS
+    for place in PLACES
+    for noise in ("", "-noise")
+]
 RAIN = "Forecast for Mia on Monday: rain. Write 1 line, umbrella first:"
 LINE = " At one Tom sells the old chair."
 
@@ -32,7 +37,8 @@ def test_length_and_place_are_those_of_the_part(part):
                 tokens = words(text)
                 where = [i for i, word in enumerate(tokens) if word in ("Take", "Leave")]
                 assert len(tokens) == length + 4 and len(where) == 1
-                assert place == "random" or (*where, len(tokens) + 1) == decisive_token(part)  # with EOS
+                # with EOS
+                assert place == "random" or (*where, len(tokens) + 1) == decisive_token(part)
                 assert decision(text, place) == decision(text, "random") in DECISIONS
     assert kappa == float("noise" in part) and (decisive_token(part) is None) == (place == "random")
 
@@ -81,7 +87,9 @@ def test_noise_has_mean_0_and_deviation_1_and_is_a_function_of_the_text(length):
     assert scores == task.gold(prompts, responses)
 
 
-@pytest.mark.parametrize("part", ["L9-first", "L8", "first", "L8-middle", "L8-first-noisy", "l8-first"])
+@pytest.mark.parametrize(
+    "part", ["L9-first", "L8", "first", "L8-middle", "L8-first-noisy", "l8-first"]
+)
 def test_faulty_parts(part):
     fails(lambda: load_tiny_umbrella(None, 0, part), f"--part {part}")
 
@@ -95,4 +103,6 @@ def test_stored_answers_are_scored_again_by_the_gold_score_of_another_part(tmp_p
         assert main([*words.split(), str(tmp_path / "answers")]) == 0
         rows, (_, place, kappa) = RunFolder.open(tmp_path / "answers").samples(), parse_part(part)
         prompts, texts = ([row[name] for row in rows] for name in ("prompt", "response"))
-        assert [row["gold"] for row in rows] == pytest.approx(gold_scores(prompts, texts, place, kappa))
+        assert [row["gold"] for row in rows] == pytest.approx(
+            gold_scores(prompts, texts, place, kappa)
+        )

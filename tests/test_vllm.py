@@ -51,7 +51,9 @@ def vllm(monkeypatch, tmp_path):
 @pytest.fixture
 def ask(monkeypatch):
     """A function that names the servers to ask."""
-    return lambda *servers: monkeypatch.setenv("VLLM_URL", ",".join(server.url for server in servers))
+    return lambda *servers: monkeypatch.setenv(
+        "VLLM_URL", ",".join(server.url for server in servers)
+    )
 
 
 @pytest.fixture
@@ -75,12 +77,16 @@ def make(base, sft, rm, tokenizer, ask, vllm, monkeypatch):
     def trainer(*servers, run=None, retries=1, **changes):
         ask(*servers)
         monkeypatch.setattr(vllm, "RETRIES", retries)
-        return build(build_models(base, sft, rm), tokenizer, run, sampler=OwnSampler(NAME), **HOW, **changes)
+        return build(
+            build_models(base, sft, rm), tokenizer, run, sampler=OwnSampler(NAME), **HOW, **changes
+        )
 
     return trainer
 
 
-def test_every_server_has_every_adapter_for_one_update_and_its_share_of_the_prompts(serve, make, tmp_path):
+def test_every_server_has_every_adapter_for_one_update_and_its_share_of_the_prompts(
+    serve, make, tmp_path
+):
     servers = serve(), serve()
     trainer = make(*servers, run=RunFolder.create(tmp_path / "run", {}))
     rows = trainer.train()
@@ -90,13 +96,21 @@ def test_every_server_has_every_adapter_for_one_update_and_its_share_of_the_prom
         assert len(set(loaded)) == 3 and all(name.startswith("policy-") for name in loaded)
         assert server.names("unload_lora_adapter") == loaded and not server.adapters
         asked = server.names("completions")
-        assert asked == [name for name in loaded for _ in range(2)]  # half of four, while that adapter is there
+        # half of four, while that adapter is there
+        assert asked == [name for name in loaded for _ in range(2)]
     assert not list(tmp_path.glob("adapters/*"))
-    seeds = [body["seed"] for server in servers for route, _, body in server.requests if route == "completions"]
+    seeds = [
+        body["seed"]
+        for server in servers
+        for route, _, body in server.requests
+        if route == "completions"
+    ]
     assert len(set(seeds)) == len(seeds) == 12
 
 
-def test_an_update_is_that_of_the_same_responses_from_anywhere(serve, make, tokenizer, base, sft, rm):
+def test_an_update_is_that_of_the_same_responses_from_anywhere(
+    serve, make, tokenizer, base, sft, rm
+):
     """Tokens, end token included, reach the update as the server sampled them."""
     rollouts = []
 
@@ -110,12 +124,20 @@ def test_an_update_is_that_of_the_same_responses_from_anywhere(serve, make, toke
     engine, trainer.sampler = trainer.sampler, recorded
     rows = trainer.train()
     given = iter([dataclasses.replace(rollout, sampled_logprobs=None) for rollout in rollouts])
-    other = build(build_models(base, sft, rm), tokenizer, sampler=lambda *_: next(given), length=12, **HOW).train()
-    assert [row.pop("sampler_difference") for row in rows] and not any(row.pop("sampler_beyond") for row in rows)
+    other = build(
+        build_models(base, sft, rm), tokenizer, sampler=lambda *_: next(given), length=12, **HOW
+    ).train()
+    assert [row.pop("sampler_difference") for row in rows] and not any(
+        row.pop("sampler_beyond") for row in rows
+    )
     assert timeless(rows) == timeless(other)
     ended = torch.cat([rollout.ended for rollout in rollouts])
-    last = torch.cat([r.response_ids.gather(1, r.lengths[:, None] - 1).squeeze(1) for r in rollouts])
-    assert torch.equal(torch.isin(last, torch.tensor(ends)), ended) and ended.any() and not ended.all()
+    last = torch.cat(
+        [r.response_ids.gather(1, r.lengths[:, None] - 1).squeeze(1) for r in rollouts]
+    )
+    assert (
+        torch.equal(torch.isin(last, torch.tensor(ends)), ended) and ended.any() and not ended.all()
+    )
 
 
 def test_tokens_that_the_server_gave_another_chance_are_counted(serve, make):
@@ -130,7 +152,9 @@ def test_tokens_that_the_server_gave_another_chance_are_counted(serve, make):
     assert check_sampled(odd, model, logprobs)["sampler_beyond"] == 0
     odd = dataclasses.replace(rollout, sampled_logprobs=logprobs + change)
     share = float((change != 0)[rollout.mask].float().mean())
-    assert share > 0 and check_sampled(odd, model, logprobs)["sampler_beyond"] == pytest.approx(share)
+    assert share > 0 and check_sampled(odd, model, logprobs)["sampler_beyond"] == pytest.approx(
+        share
+    )
 
 
 def test_servers_keep_the_minimum_length(serve, make):
@@ -155,7 +179,11 @@ def spoiled(**changes):
     """Return a function that changes these fields of an answer's only choice, or `choices` itself."""
 
     def spoil(answer):
-        return answer | {"choices": [answer["choices"][0] | changes]} if "choices" not in changes else answer | changes
+        return (
+            answer | {"choices": [answer["choices"][0] | changes]}
+            if "choices" not in changes
+            else answer | changes
+        )
 
     return spoil
 
@@ -165,8 +193,14 @@ WRONG = {  # what a server does -> what the line names
     "no token ids": ({"spoil": spoiled(token_ids=None)}, ["no whole response"]),
     "no log-probabilities": ({"spoil": spoiled(logprobs=None)}, ["no whole response"]),
     "no choices": ({"spoil": spoiled(choices=[])}, ["no whole response"]),
-    "cut": ({"spoil": spoiled(token_ids=[7], logprobs={"token_logprobs": [-1.0]})}, ["no whole response"]),
-    "another model": ({"spoil": lambda answer: answer | {"model": "base"}}, ["no whole response of policy-"]),
+    "cut": (
+        {"spoil": spoiled(token_ids=[7], logprobs={"token_logprobs": [-1.0]})},
+        ["no whole response"],
+    ),
+    "another model": (
+        {"spoil": lambda answer: answer | {"model": "base"}},
+        ["no whole response of policy-"],
+    ),
     "deep": ({"spoil": lambda answer: b"[" * 10**6 + b"]" * 10**6}, ["nested too deeply"]),
     "no JSON object": ({"spoil": lambda answer: b"[1]"}, ["no whole response"]),
     "choices by name": ({"spoil": spoiled(choices={"0": 1})}, ["no whole response"]),
@@ -174,10 +208,16 @@ WRONG = {  # what a server does -> what the line names
         {"spoil": spoiled(token_ids=[7] * 9**4, logprobs={"token_logprobs": [-1.0] * 9**4})},
         ["no wh"],
     ),
-    "logprobs as text": ({"spoil": spoiled(logprobs={"token_logprobs": "-" * 6})}, ["no whole response"]),
+    "logprobs as text": (
+        {"spoil": spoiled(logprobs={"token_logprobs": "-" * 6})},
+        ["no whole response"],
+    ),
     "models by name": ({"listed": lambda served: {"data": ["base"]}}, ["names no models"]),
     "no models": ({"listed": lambda served: {"data": None}}, ["names no models"]),
-    "models without names": ({"listed": lambda served: {"data": [{"id": {}}]}}, ["does not load the adapter"]),
+    "models without names": (
+        {"listed": lambda served: {"data": [{"id": {}}]}},
+        ["does not load the adapter"],
+    ),
     "a deep list": ({"listed": lambda served: b"[" * 10**6}, ["nested too deeply"]),
 }
 
@@ -198,12 +238,21 @@ TOKENS = [-1, 10**9, 512, 2**70, 7.0, 7.5, None, "7", True, [7], {"a": 7}]
 LOGPROBS = [None, "x", [-1.0], {}, math.nan, -math.inf, -(10**400)]
 
 
-@pytest.mark.parametrize(("name", "value"), [("token_ids", x) for x in TOKENS] + [("logprobs", x) for x in LOGPROBS])
-def test_a_response_has_ids_of_the_vocabulary_and_finite_log_probabilities(serve, make, monkeypatch, name, value):
+@pytest.mark.parametrize(
+    ("name", "value"), [("token_ids", x) for x in TOKENS] + [("logprobs", x) for x in LOGPROBS]
+)
+def test_a_response_has_ids_of_the_vocabulary_and_finite_log_probabilities(
+    serve, make, monkeypatch, name, value
+):
     server = serve()
     server.spoil = with_one(name, value)
     trainer = make(server)
-    fails(lambda: trainer.generate_rollout(trainer.prompts[:4]), f"--sampler {NAME}", server.url, "no whole response")
+    fails(
+        lambda: trainer.generate_rollout(trainer.prompts[:4]),
+        f"--sampler {NAME}",
+        server.url,
+        "no whole response",
+    )
 
 
 @pytest.mark.parametrize("key", ["sk-secret-0123456789", "sk-secret/01+23=\\9"])
@@ -270,21 +319,30 @@ def test_a_run_whose_server_goes_away_goes_on_where_it_was(serve, make, tmp_path
     server = serve()
     server.ends_after = 6  # in the second of three updates of four responses
     trainer = make(server, run=cut, checkpoint_every=3)
-    fails(trainer.train, f"update 2: --sampler {NAME}: {server.url}", "--resume continues from here")
+    fails(
+        trainer.train, f"update 2: --sampler {NAME}: {server.url}", "--resume continues from here"
+    )
     assert [path.name for path in cut.path.glob("checkpoints/*")] == ["update-000001.pt"]
     set_seed(9)
     make(serve(), run=cut, checkpoint_every=3).train(resume=True)
     assert timeless(cut.metrics()) == timeless(whole.metrics())
-    assert same_checkpoints(*(run.path / "checkpoints" / "update-000003.pt" for run in (cut, whole)))
+    assert same_checkpoints(
+        *(run.path / "checkpoints" / "update-000003.pt" for run in (cut, whole))
+    )
 
 
-def test_a_server_that_takes_requests_and_is_not_well_ends_the_run(serve, make, vllm, tmp_path, monkeypatch):
+def test_a_server_that_takes_requests_and_is_not_well_ends_the_run(
+    serve, make, vllm, tmp_path, monkeypatch
+):
     """As vLLM does whose engine has ended: it would keep the run waiting for an hour."""
     monkeypatch.setattr(vllm, "PATIENCE", 0.1)
     run, server = RunFolder.create(tmp_path / "run", {}), serve()
     server.hangs_after, server.well = 6, False
     fails(
-        make(server, run=run).train, f"update 2: --sampler {NAME}: {server.url}", "503", "--resume continues from here"
+        make(server, run=run).train,
+        f"update 2: --sampler {NAME}: {server.url}",
+        "503",
+        "--resume continues from here",
     )
     assert [path.name for path in run.path.glob("checkpoints/*")] == ["update-000001.pt"]
 
@@ -296,12 +354,18 @@ def test_a_server_that_is_slow_and_well_is_waited_for(serve, make, vllm, monkeyp
     assert len(make(server, updates=1).train()) == 1
 
 
-def test_a_server_on_another_machine_finds_adapters_in_the_folder_that_both_see(serve, make, tmp_path, monkeypatch):
+def test_a_server_on_another_machine_finds_adapters_in_the_folder_that_both_see(
+    serve, make, tmp_path, monkeypatch
+):
     """A folder elsewhere ends in one line, before an update."""
     server = serve(sees=tmp_path / "shared")
     trainer = make(server)
     fails(
-        trainer.train, f"--sampler {NAME}", "No adapter found for", str(tmp_path / "adapters"), "must see this folder"
+        trainer.train,
+        f"--sampler {NAME}",
+        "No adapter found for",
+        str(tmp_path / "adapters"),
+        "must see this folder",
     )
     assert not trainer.history and not server.adapters and not list(tmp_path.glob("adapters/*"))
     monkeypatch.setenv("VLLM_FOLDER", str(tmp_path / "shared" / "adapters"))
@@ -314,8 +378,12 @@ def test_without_a_folder_adapters_go_to_the_current_one(serve, make, tmp_path, 
     monkeypatch.chdir(tmp_path)
     server = serve()
     make(server, updates=1).train()
-    (place,) = [body["lora_path"] for route, _, body in server.requests if route == "load_lora_adapter"]
-    assert Path(place).parent == tmp_path / "vllm-adapters" and not list(tmp_path.glob("vllm-adapters/*"))
+    (place,) = [
+        body["lora_path"] for route, _, body in server.requests if route == "load_lora_adapter"
+    ]
+    assert Path(place).parent == tmp_path / "vllm-adapters" and not list(
+        tmp_path.glob("vllm-adapters/*")
+    )
 
 
 def test_an_evaluation_whose_server_does_not_see_the_folder_stores_nothing(
@@ -329,11 +397,17 @@ def test_an_evaluation_whose_server_does_not_see_the_folder_stores_nothing(
     evaluate = f"{words} --sampler {NAME} --output_dir {tmp_path}/answers".split()
     assert main(evaluate) == 2
     shown = capsys.readouterr().err
-    assert "No adapter found for" in shown and str(tmp_path / "adapters") in shown and "must see this folder" in shown
+    assert (
+        "No adapter found for" in shown
+        and str(tmp_path / "adapters") in shown
+        and "must see this folder" in shown
+    )
     assert not list(tmp_path.glob("answers/responses/*/*.jsonl")) and not server.adapters
     monkeypatch.setenv("VLLM_FOLDER", str(tmp_path / "shared"))
     assert not main(evaluate)
-    assert len(list(tmp_path.glob("answers/responses/*/settings.json"))) == 2 and not server.adapters
+    assert (
+        len(list(tmp_path.glob("answers/responses/*/settings.json"))) == 2 and not server.adapters
+    )
 
 
 def test_a_held_out_prompt_that_is_too_long_for_the_server_is_told_before_anything_is_trained(
@@ -345,9 +419,18 @@ def test_a_held_out_prompt_that_is_too_long_for_the_server_is_told_before_anythi
         append_lines(data / f"{part}.jsonl", rows)
     ask(serve(max_length=50))
     options = f"--sampler {NAME} --max_response_length 6 --lora_r 4"
-    assert main(f"run --model {tiny.model} --dataset {data} {options} --output_dir {tmp_path}/run".split()) == 2
+    assert (
+        main(
+            f"run --model {tiny.model} --dataset {data} {options} --output_dir {tmp_path}/run".split()
+        )
+        == 2
+    )
     shown = capsys.readouterr().err
-    assert shown.count("\n") == 1 and "maximum context length is 50" in shown and not (tmp_path / "run").exists()
+    assert (
+        shown.count("\n") == 1
+        and "maximum context length is 50" in shown
+        and not (tmp_path / "run").exists()
+    )
 
 
 def test_a_whole_run_and_an_evaluation(serve, tiny, pairs, tmp_path, monkeypatch):
@@ -357,7 +440,9 @@ def test_a_whole_run_and_an_evaluation(serve, tiny, pairs, tmp_path, monkeypatch
     short = "--updates 2 --batch_size 4 --sft_epochs 0.2 --rm_epochs 0.2 --sft_batch_size 4 --rm_batch_size 4"
     sizes = f"--max_response_length 24 --lora_r 4 --eval_prompts 4 --sampler {NAME}"
     run = tmp_path / "run"
-    assert not main(f"run --model {tiny.model} --dataset {pairs} {short} {sizes} --output_dir {run}".split())
+    assert not main(
+        f"run --model {tiny.model} --dataset {pairs} {short} {sizes} --output_dir {run}".split()
+    )
     labels = [name.rpartition("-")[0] for name in one.names("load_lora_adapter")]
     assert labels == ["policy"] * 5
     asked = len(one.names("completions")), len(two.names("completions"))
@@ -369,7 +454,10 @@ def test_a_whole_run_and_an_evaluation(serve, tiny, pairs, tmp_path, monkeypatch
     assert len(one.names("completions")) == asked[0] + 4
     one.close(), two.close()
     assert not main(evaluate.split())  # all is stored
-    folders = [json.loads(path.read_text()) for path in tmp_path.glob("evaluated/responses/*/settings.json")]
+    folders = [
+        json.loads(path.read_text())
+        for path in tmp_path.glob("evaluated/responses/*/settings.json")
+    ]
     assert len(folders) == 2 and all(settings["engine"] == "vllm" for settings in folders)
 
 
@@ -397,7 +485,12 @@ def test_a_server_that_cannot_serve_the_run_is_told_before_anything_is_trained(
     ask(server := serve(**server))
     options = f"--sampler {NAME} --max_response_length 24 {words}"
     before = sorted(tmp_path.rglob("*"))
-    assert main(f"run --model {tiny.model} --dataset {pairs} {options} --output_dir {tmp_path}/run".split()) == 2
+    assert (
+        main(
+            f"run --model {tiny.model} --dataset {pairs} {options} --output_dir {tmp_path}/run".split()
+        )
+        == 2
+    )
     shown = capsys.readouterr().err
     assert shown.count("\n") == 1 and all(
         part in shown for part in [f"--sampler {NAME}: {server.url}/v1/: ", *parts]
@@ -416,15 +509,24 @@ def test_a_server_that_cannot_serve_the_run_is_told_before_anything_is_trained(
 )
 def test_addresses_that_are_none(monkeypatch, url, parts):
     monkeypatch.setenv("VLLM_URL", url)
-    fails(lambda: OwnSampler(NAME), f"--sampler {NAME}: {parts}", "export addresses such as http://localhost:8000")
+    fails(
+        lambda: OwnSampler(NAME),
+        f"--sampler {NAME}: {parts}",
+        "export addresses such as http://localhost:8000",
+    )
 
 
 def test_servers_take_adapters_only(serve, ask, tiny, pairs, tmp_path, capsys):
     ask(serve())
-    options = f"--sampler {NAME} --finetune full --max_response_length 24 --output_dir {tmp_path}/run"
+    options = (
+        f"--sampler {NAME} --finetune full --max_response_length 24 --output_dir {tmp_path}/run"
+    )
     assert main(f"run --model {tiny.model} --dataset {pairs} {options}".split()) == 2
     shown = capsys.readouterr().err
-    assert f"--sampler {NAME}: servers take adapters: use --finetune lora" in shown and not (tmp_path / "run").exists()
+    assert (
+        f"--sampler {NAME}: servers take adapters: use --finetune lora" in shown
+        and not (tmp_path / "run").exists()
+    )
 
 
 def test_a_trial_names_the_one_server_of_two_that_has_another_model(serve, make, tiny, tokenizer):
@@ -439,7 +541,9 @@ def test_a_trial_names_the_one_server_of_two_that_has_another_model(serve, make,
 
 URL = os.environ.get("MARLHF_VLLM_URL", "")
 MODEL = Path(os.environ.get("MARLHF_REAL_MODELS", "")) / "SmolLM2-135M-Instruct"
-needs_vllm = pytest.mark.skipif(not (URL and (MODEL / "config.json").is_file()), reason="needs a vLLM server's URL")
+needs_vllm = pytest.mark.skipif(
+    not (URL and (MODEL / "config.json").is_file()), reason="needs a vLLM server's URL"
+)
 
 
 @pytest.fixture(scope="module")
@@ -452,8 +556,12 @@ def real_policy():
 
 @pytest.mark.real
 @needs_vllm
-@pytest.mark.parametrize("shape", [{"temperature": 1.0, "top_k": 0}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9}])
-def test_first_tokens_of_a_real_server_have_the_distribution_of_generate(real_policy, vllm, monkeypatch, shape):
+@pytest.mark.parametrize(
+    "shape", [{"temperature": 1.0, "top_k": 0}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9}]
+)
+def test_first_tokens_of_a_real_server_have_the_distribution_of_generate(
+    real_policy, vllm, monkeypatch, shape
+):
     """2,000 of each; tokens that came less than 10 times count as one."""
     tokenizer, prompts = load_tokenizer(str(MODEL)), ["My favourite food is"] * 2000
     monkeypatch.setenv("VLLM_URL", URL)
@@ -464,10 +572,15 @@ def test_first_tokens_of_a_real_server_have_the_distribution_of_generate(real_po
     theirs = generate(real_policy, tokenizer, prompts, sampling)
     counts = [Counter(rollout.response_ids[:, 0].tolist()) for rollout in (ours, theirs)]
     often = [token for token in counts[0] | counts[1] if counts[0][token] + counts[1][token] >= 10]
-    rows = [[*(count[token] for token in often), 2000 - sum(count[token] for token in often)] for count in counts]
+    rows = [
+        [*(count[token] for token in often), 2000 - sum(count[token] for token in often)]
+        for count in counts
+    ]
     table = [column for column in zip(*rows) if sum(column)]
     result = chi2_contingency(table)
-    print(f"{shape}: chi2 {result.statistic:.1f}, {result.dof} degrees of freedom, p {result.pvalue:.3f}")
+    print(
+        f"{shape}: chi2 {result.statistic:.1f}, {result.dof} degrees of freedom, p {result.pvalue:.3f}"
+    )
     assert result.dof > 4 and result.pvalue > 0.001
 
 

@@ -16,7 +16,15 @@ import socket
 import sys
 import threading
 
-LARGE = "ipykernel.kernelapp", "peft.auto", "transformers.modeling_utils", "datasets", "scipy.stats", "pandas", "trl"
+LARGE = (
+    "ipykernel.kernelapp",
+    "peft.auto",
+    "transformers.modeling_utils",
+    "datasets",
+    "scipy.stats",
+    "pandas",
+    "trl",
+)
 
 
 def serve(path: str) -> None:

@@ -64,14 +64,24 @@ def alone(args) -> None:
 
 
 def one_of_several(args, rank: int) -> None:
-    world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": args.nproc_per_node, "MASTER_ADDR": "127.0.0.1"}
-    os.environ.update({name: str(value) for name, value in (world | {"MASTER_PORT": args.master_port}).items()})
+    world = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": args.nproc_per_node,
+        "MASTER_ADDR": "127.0.0.1",
+    }
+    os.environ.update(
+        {name: str(value) for name, value in (world | {"MASTER_PORT": args.master_port}).items()}
+    )
     program(args)
 
 
 def forks(args) -> None:
     """Start the processes; where one fails, end the others, as torchrun does."""
-    running, failed = {in_child(one_of_several, args, rank) for rank in range(int(args.nproc_per_node))}, False
+    running, failed = (
+        {in_child(one_of_several, args, rank) for rank in range(int(args.nproc_per_node))},
+        False,
+    )
     while running:
         child, status = os.wait()
         running.discard(child)
@@ -90,7 +100,10 @@ def launch(asked: dict) -> None:
     os.environ.update(asked["environment"])
     for stream, path in enumerate(asked["files"], start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), stream)
-    starts = {"accelerate.commands.launch.simple_launcher": alone, "torch.distributed.run.run": forks}
+    starts = {
+        "accelerate.commands.launch.simple_launcher": alone,
+        "torch.distributed.run.run": forks,
+    }
     with ExitStack() as stack:
         for name, start in starts.items():
             stack.enter_context(mock.patch(name, start))

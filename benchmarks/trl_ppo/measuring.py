@@ -14,21 +14,33 @@ TURN = "an update ended"
 def arguments(description: str) -> argparse.Namespace:
     """The same for both sides."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--model", type=Path, required=True, help="folder with weights and tokenizer")
-    parser.add_argument("--prompts", type=Path, required=True, help="JSON list of texts, all of the same length")
+    parser.add_argument(
+        "--model", type=Path, required=True, help="folder with weights and tokenizer"
+    )
+    parser.add_argument(
+        "--prompts", type=Path, required=True, help="JSON list of texts, all of the same length"
+    )
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--finetune", choices=("lora", "full"), default="lora")
     parser.add_argument("--updates", type=int, default=3, help="the first is warm-up and not timed")
     parser.add_argument("--batch", type=int, default=32, help="responses in an update")
-    parser.add_argument("--micro_batch", type=int, default=16, help="responses in a forward and backward pass")
+    parser.add_argument(
+        "--micro_batch", type=int, default=16, help="responses in a forward and backward pass"
+    )
     parser.add_argument("--epochs", type=int, default=1, help="passes over each rollout")
     parser.add_argument("--response", type=int, default=64, help="tokens in every response")
-    parser.add_argument("--n", type=int, default=1, help="ours: tokens in a macro action; 1 is token PPO")
-    parser.add_argument("--turns", action="store_true", help="wait for a line on stdin before every update but one")
+    parser.add_argument(
+        "--n", type=int, default=1, help="ours: tokens in a macro action; 1 is token PPO"
+    )
+    parser.add_argument(
+        "--turns", action="store_true", help="wait for a line on stdin before every update but one"
+    )
     parser.add_argument("--learning_rate", type=float, default=1e-4)
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="theirs")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="theirs")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="theirs"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
@@ -38,7 +50,11 @@ def peak_mib() -> float:
     """The most memory that this process has held so far (resident set), MiB."""
     status = Path("/proc/self/status")
     if status.exists():  # unlike getrusage, this does not start from what the parent process held
-        line = next(line for line in status.read_text(encoding="utf-8").splitlines() if line.startswith("VmHWM"))
+        line = next(
+            line
+            for line in status.read_text(encoding="utf-8").splitlines()
+            if line.startswith("VmHWM")
+        )
         return int(line.split()[1]) / 1024
     unit = 2**20 if sys.platform == "darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit

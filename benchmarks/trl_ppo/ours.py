@@ -56,7 +56,11 @@ def main() -> None:
     imported = peak_mib()
     with tempfile.TemporaryDirectory() as folder:
         trainer = prepare(args, folder, stamps)
-        trained = sum(p.numel() for role in (trainer.models.policy, trainer.models.critic) for p in trainable(role))
+        trained = sum(
+            p.numel()
+            for role in (trainer.models.policy, trainer.models.critic)
+            for p in trainable(role)
+        )
         check_lengths(trainer.train(), args.response)
     write(args, stamps, imported, trained=trained, torch=torch.__version__)
 

@@ -43,9 +43,8 @@ from marlhf_lite.utils.tables import markdown
 HERE = Path(__file__).parent
 TRL = "trl==1.12.0"
 THEIRS = HERE / ".trl"  # that version, without what it needs: the environment has it
-GIVES_BACK = {
-    "MALLOC_MMAP_THRESHOLD_": str(2**20)
-}  # glibc: every tensor from 1 MiB on is mapped and unmapped by itself
+# glibc: every tensor from 1 MiB on is mapped and unmapped by itself
+GIVES_BACK = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
 
 
 @dataclass(frozen=True)
@@ -89,9 +88,21 @@ CASES = [
 def install() -> None:
     """Their TRL, if it is not there."""
     if not (THEIRS / "trl").is_dir():
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", THEIRS, TRL]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--target",
+            THEIRS,
+            TRL,
+        ]
         if subprocess.run(pip, check=False).returncode:
-            raise SystemExit(f"{TRL} could not be installed in {THEIRS}: see above, fix it and start again")
+            raise SystemExit(
+                f"{TRL} could not be installed in {THEIRS}: see above, fix it and start again"
+            )
 
 
 class Side:
@@ -101,13 +112,25 @@ class Side:
         self.out, self.errors = Path(folder, f"{side}.json"), Path(folder, f"{side}.err")
         script = "theirs" if side == "theirs" else "ours"
         model = models / case.shape
-        flags = {"model": model, "prompts": model / "prompts.json", "out": self.out, "finetune": case.finetune}
+        flags = {
+            "model": model,
+            "prompts": model / "prompts.json",
+            "out": self.out,
+            "finetune": case.finetune,
+        }
         flags |= {"epochs": case.epochs, "updates": case.updates, "n": 5 if side == "macro" else 1}
-        flags |= {name: getattr(args, name) for name in ("batch", "micro_batch", "response", "seed", "threads")}
+        flags |= {
+            name: getattr(args, name)
+            for name in ("batch", "micro_batch", "response", "seed", "threads")
+        }
         words = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
         words += [] if case.memory else ["--turns"]
         own = {"PYTHONPATH": str(THEIRS)} if side == "theirs" else case.env
-        offline = {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        offline = {
+            "TRL_EXPERIMENTAL_SILENCE": "1",
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
         self.process = subprocess.Popen(
             [sys.executable, HERE / f"{script}.py", *words],
             env=os.environ | own | offline | {"OMP_NUM_THREADS": str(args.threads)},
@@ -145,7 +168,9 @@ def measure(case: Case, args: argparse.Namespace, models: Path) -> dict[str, dic
                 sides.append(Side(case, name, args, models, folder))
             if not case.memory:
                 take_turns(sides, case.updates)
-            return {name: side.record() for name, side in zip(("ours", "other"), sides, strict=True)}
+            return {
+                name: side.record() for name, side in zip(("ours", "other"), sides, strict=True)
+            }
         finally:
             for side in sides:
                 side.process.kill()
@@ -166,9 +191,18 @@ def take_turns(sides: list[Side], updates: int) -> None:
 def summarise(case: Case, ours: dict, other: dict) -> dict:
     """One row of the table."""
     low, ratio, high = case.ratio(ours, other)
-    seconds = {"ours": statistics.median(ours["cpu_seconds"]), "other": statistics.median(other["cpu_seconds"])}
+    seconds = {
+        "ours": statistics.median(ours["cpu_seconds"]),
+        "other": statistics.median(other["cpu_seconds"]),
+    }
     peaks = {"ours": ours["peak_mib"], "other": other["peak_mib"]}
-    found = {"ratio": ratio, "low": low, "high": high, "limit": case.limit, "reached": case.reached(ratio)}
+    found = {
+        "ratio": ratio,
+        "low": low,
+        "high": high,
+        "limit": case.limit,
+        "reached": case.reached(ratio),
+    }
     return {"case": case.name, "cpu_seconds_per_update": seconds, "peak_mib": peaks} | found
 
 
@@ -177,17 +211,32 @@ def table(rows: list[dict]) -> str:
     lines = []
     for row in rows:
         seconds, peaks = row["cpu_seconds_per_update"], row["peak_mib"]
-        measured = [f"{seconds['ours']:.2f} / {seconds['other']:.2f}", f"{peaks['ours']:.0f} / {peaks['other']:.0f}"]
+        measured = [
+            f"{seconds['ours']:.2f} / {seconds['other']:.2f}",
+            f"{peaks['ours']:.0f} / {peaks['other']:.0f}",
+        ]
         ratio = f"{row['ratio']:.2f}× ({row['low']:.2f} to {row['high']:.2f})"
-        lines.append([row["case"], *measured, ratio, f"{row['limit']:.2f}×", "yes" if row["reached"] else "NO"])
-    return markdown(["case", "CPU s/update", "peak MiB", "ratio (quartiles)", "limit", "reached"], lines)
+        lines.append(
+            [
+                row["case"],
+                *measured,
+                ratio,
+                f"{row['limit']:.2f}×",
+                "yes" if row["reached"] else "NO",
+            ]
+        )
+    return markdown(
+        ["case", "CPU s/update", "peak MiB", "ratio (quartiles)", "limit", "reached"], lines
+    )
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", default="", help="only cases whose name contains this text")
     size_arguments(parser)
-    parser.add_argument("--out", type=Path, default=RESULTS / f"benchmark_trl_ppo_{date.today()}.json")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS / f"benchmark_trl_ppo_{date.today()}.json"
+    )
     args = parser.parse_args()
     if args.batch % args.micro_batch:
         parser.error(f"--batch {args.batch}: give a multiple of --micro_batch {args.micro_batch}")

@@ -12,7 +12,12 @@ import torch
 from datasets import Dataset
 from measuring import Stamps, arguments, peak_mib, write
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    TrainerCallback,
+)
 from trl import __version__ as trl_version
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 
@@ -57,7 +62,9 @@ def prepare(args, stamps: Stamps) -> PPOTrainer:
     torch.manual_seed(args.seed)
     tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
     prompts = json.loads(args.prompts.read_text(encoding="utf-8"))
-    lora = LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear")
+    lora = LoraConfig(
+        task_type="CAUSAL_LM", r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear"
+    )
     load = {"pretrained_model_name_or_path": args.model, "dtype": getattr(torch, args.dtype)}
     reward = AutoModelForSequenceClassification.from_pretrained(**load, num_labels=1)
     return PPOTrainer(

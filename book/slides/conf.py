@@ -14,6 +14,12 @@ html_static_path = revealjs_static_path = [str(MATHJAX.locate()), "slides.css"]
 
 revealjs_style_theme = "white"
 revealjs_css_files = ["slides.css"]
-revealjs_script_conf = {"hash": True, "slideNumber": True, "width": 1280, "height": 720, "margin": 0.04}
+revealjs_script_conf = {
+    "hash": True,
+    "slideNumber": True,
+    "width": 1280,
+    "height": 720,
+    "margin": 0.04,
+}
 revealjs_script_plugins = [{"name": "RevealNotes", "src": "revealjs/plugin/notes/notes.js"}]
 revealjs_use_section_ids = True

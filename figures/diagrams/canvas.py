@@ -65,13 +65,21 @@ class Canvas:
         for i, line in enumerate(lines):
             place = f'x="{x:g}" y="{first + i * step:.1f}" font-size="{size:g}" text-anchor="{anchor}" fill="{colour}"'
             inside, marks = re.subn(r"\^(?:\(([^)]*)\)|(\w))", raised, escape(line))
-            inside = re.sub(r'(<tspan dy="[\d.]+")> ', rf'\1 dx="{0.28 * size:g}">', inside)  # some drop such a space
+            # some drop such a space
+            inside = re.sub(r'(<tspan dy="[\d.]+")> ', rf'\1 dx="{0.28 * size:g}">', inside)
             self._parts.append(f"<text {place}{weight}>{inside}{'</tspan>' * marks}</text>")
 
     def note(self, y: float, words: str) -> None:
         """Write a remark from the left margin on, in lines that fit; y is the middle of the first one."""
         lines = textwrap.wrap(words, 110)
-        self.text(28, y + (len(lines) - 1) * 0.66 * 13, "\n".join(lines), size=13, colour=FAINT, anchor="start")
+        self.text(
+            28,
+            y + (len(lines) - 1) * 0.66 * 13,
+            "\n".join(lines),
+            size=13,
+            colour=FAINT,
+            anchor="start",
+        )
 
     def rect(
         self,
@@ -87,7 +95,9 @@ class Canvas:
     ) -> None:
         dash = ' stroke-dasharray="6 4"' if dashed else ""
         look = f'fill="{fill}" stroke="{line}" stroke-width="{thick:g}"{dash}'
-        self._parts.append(f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="{radius:g}" {look}/>')
+        self._parts.append(
+            f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="{radius:g}" {look}/>'
+        )
 
     def box(
         self,
@@ -107,10 +117,14 @@ class Canvas:
         self.text(x + w / 2, y + h / 2, words, size, bold)
         self._parts.append("</g>")
 
-    def line(self, points: Sequence[Point], colour: str = INK, thick: float = 1.8, dashed: bool = False) -> None:
+    def line(
+        self, points: Sequence[Point], colour: str = INK, thick: float = 1.8, dashed: bool = False
+    ) -> None:
         dash = ' stroke-dasharray="5 4"' if dashed else ""
         path = " ".join(f"{x:g},{y:g}" for x, y in points)
-        look = f'fill="none" stroke="{colour}" stroke-width="{thick:g}" stroke-linejoin="round"{dash}'
+        look = (
+            f'fill="none" stroke="{colour}" stroke-width="{thick:g}" stroke-linejoin="round"{dash}'
+        )
         self._parts.append(f'<polyline points="{path}" {look}/>')
 
     def arrow(self, *points: Point, colour: str = INK, dashed: bool = False) -> None:

@@ -40,7 +40,16 @@ def rlhf_loop(c: Canvas) -> None:
     c.cells(370, 84, [50] * 8, words, alternate([5, 3]), h=30, size=12.5)
     c.line([(570, 114), (570, 142)])
     c.line([(315, 142), (685, 142)])
-    c.box(230, 168, 170, 68, "reference model\nlog-probability\nof each token", REFERENCE, dashed=True, size=13)
+    c.box(
+        230,
+        168,
+        170,
+        68,
+        "reference model\nlog-probability\nof each token",
+        REFERENCE,
+        dashed=True,
+        size=13,
+    )
     c.box(415, 168, 170, 68, "critic\nvalue of each token", CRITIC, size=13)
     c.box(600, 168, 170, 68, "reward model\none score at the end", REWARD, dashed=True, size=13)
     for x, word in ((315, "KL price"), (500, "values V"), (685, "score")):
@@ -94,7 +103,16 @@ def four_models(c: Canvas) -> None:
         c.arrow((x + 90, 186), (x + 90, 142), colour=colour)
         c.box(x, 188, 180, 72, adapter, colour, dashed=fixed, size=13)
         c.arrow((x + 90, 306), (x + 90, 264), colour=FAINT)
-    c.box(28, 308, 744, 56, "base weights: loaded once, frozen, shared by all four", INK, size=15, bold=True)
+    c.box(
+        28,
+        308,
+        744,
+        56,
+        "base weights: loaded once, frozen, shared by all four",
+        INK,
+        size=15,
+        bold=True,
+    )
     c.note(
         386,
         "Adapters with a solid frame are trained by PPO, those with a dashed one stay fixed. Each role has its own, "
@@ -113,11 +131,17 @@ def clip_cases(c: Canvas) -> None:
     heads = ("ratio below 1 − ε", "ratio from 1 − ε to 1 + ε", "ratio above 1 + ε")
     c.cells(left, 62, [w] * 3, heads, [GREY] * 3, h=34, bold=True)
     rows = (
-        ("Â > 0\nbetter than\nexpected", ("gradient: yes\nraise the probability",) * 2
-         + ("gradient: no\nit has risen enough",), [(0, 136), (2, 92), (3, 92)]),
-        ("Â < 0\nworse than\nexpected", ("gradient: no\nit has fallen enough",)
-         + ("gradient: yes\nlower the probability",) * 2, [(0, 92), (1, 92), (3, 136)]),
-    )  # fmt: skip
+        (
+            "Â > 0\nbetter than\nexpected",
+            ("gradient: yes\nraise the probability",) * 2 + ("gradient: no\nit has risen enough",),
+            [(0, 136), (2, 92), (3, 92)],
+        ),
+        (
+            "Â < 0\nworse than\nexpected",
+            ("gradient: no\nit has fallen enough",) + ("gradient: yes\nlower the probability",) * 2,
+            [(0, 92), (1, 92), (3, 136)],
+        ),
+    )
     for i, (name, cases, curve) in enumerate(rows):
         y = 96 + 152 * i
         c.text(84, y + 74, name, bold=True)
@@ -141,10 +165,17 @@ def house(c: Canvas) -> None:
     figures. Below each step stands the folder that does it. A folder imports only from folders before it.
     """
     steps = (
-        ("text", "tasks/"), ("tokens", "tasks/"), ("rollout", "training/, models/"),
-        ("macro actions", "macro/, parsing/"), ("rewards, values", "training/, macro/"), ("advantages", "macro/"),
-        ("losses", "macro/"), ("update", "training/"), ("records", "utils/, evaluation/"), ("figures", "plotting/"),
-    )  # fmt: skip
+        ("text", "tasks/"),
+        ("tokens", "tasks/"),
+        ("rollout", "training/, models/"),
+        ("macro actions", "macro/, parsing/"),
+        ("rewards, values", "training/, macro/"),
+        ("advantages", "macro/"),
+        ("losses", "macro/"),
+        ("update", "training/"),
+        ("records", "utils/, evaluation/"),
+        ("figures", "plotting/"),
+    )
     for i, (step, room) in enumerate(steps):
         column, second = (i, False) if i < 5 else (9 - i, True)
         x, y = 28 + 152 * column, 178 if second else 70
@@ -186,12 +217,20 @@ def ladder(c: Canvas) -> None:
     rows = (
         ("λ at every token", [("E0: token GAE\nPPO, λ = 0.95", PPO)]),
         ("λ^(1/n) at every token", [("E1: longer horizon\n0.95^(1/5) = 0.990", LONGER)]),
-        ("λ at borders of\nmacro actions alone", [
-            ("E2: SAE\nλ = 1 inside", SAE), ('E3: sigma="start"', FIRST),
-            ("E4: MA-PPO, σ equal\nE5: KL averaged, too", MACRO)]),
+        (
+            "λ at borders of\nmacro actions alone",
+            [
+                ("E2: SAE\nλ = 1 inside", SAE),
+                ('E3: sigma="start"', FIRST),
+                ("E4: MA-PPO, σ equal\nE5: KL averaged, too", MACRO),
+            ],
+        ),
         ("nothing: λ = 1", [("MC: return minus V", ALL)]),
-        ("λ = 1 − 1/(α · length)\nat every token", [("VC: critic trained\nfirst, on λ = 1", CALIBRATED)]),
-    )  # fmt: skip
+        (
+            "λ = 1 − 1/(α · length)\nat every token",
+            [("VC: critic trained\nfirst, on λ = 1", CALIBRATED)],
+        ),
+    )
     for i, (name, cells) in enumerate(rows):
         y = 124 + 74 * i
         c.text(112, y + 30, name)

@@ -23,7 +23,16 @@ from canvas import (
     tint,
 )
 
-from marlhf_lab.credit.sentence import BETA, POLICY, SCORE, SEEING, WANTED, WRITTEN, of_sentence, table
+from marlhf_lab.credit.sentence import (
+    BETA,
+    POLICY,
+    SCORE,
+    SEEING,
+    WANTED,
+    WRITTEN,
+    of_sentence,
+    table,
+)
 from marlhf_lab.credit.sentence import REFERENCE as REFERENCE_TABLE
 from marlhf_lab.figures.one_update import STORY, true_advantages
 from marlhf_lab.figures.one_update import one_update as one_sentence
@@ -54,7 +63,14 @@ def credit_travel(c: Canvas) -> None:
     the first of four.
     """
     T, n, w, x0 = 20, 5, 34.5, 32
-    c.text(28, 70, "Tokens: d tokens before the last one, λ^d is left", bold=True, colour=PPO, anchor="start")
+    c.text(
+        28,
+        70,
+        "Tokens: d tokens before the last one, λ^d is left",
+        bold=True,
+        colour=PPO,
+        anchor="start",
+    )
     for t in range(T):
         share = LAM ** (T - 1 - t)
         c.rect(x0 + w * t + 3, 216 - 110 * share, w - 6, 110 * share, tint(PPO, 0.45), PPO)
@@ -64,9 +80,13 @@ def credit_travel(c: Canvas) -> None:
     c.text(28, 286, title, bold=True, colour=MACRO, anchor="start")
     for k, left in enumerate(range(0, T, n)):
         share = LAM ** (T // n - 1 - k)
-        c.rect(x0 + w * left + 3, 432 - 110 * share, n * w - 6, 110 * share, tint(MACRO, 0.35), MACRO)
+        c.rect(
+            x0 + w * left + 3, 432 - 110 * share, n * w - 6, 110 * share, tint(MACRO, 0.35), MACRO
+        )
         c.text(x0 + w * (left + n / 2), 378, f"0.95^{T // n - 1 - k} = {number(share)}")
-    c.cells(x0, 432, [w] * T, [str(t + 1) for t in range(T)], alternate([n] * (T // n)), size=12, h=24)
+    c.cells(
+        x0, 432, [w] * T, [str(t + 1) for t in range(T)], alternate([n] * (T // n)), size=12, h=24
+    )
     for y in (228, 444):
         c.text(758, y, "score", bold=True, colour=REWARD)
         c.arrow((736, y), (x0 + w * T + 2, y), colour=REWARD)
@@ -87,26 +107,53 @@ def one_update(c: Canvas) -> None:
     0, and the first word has least by PPO. With a critic that sees, the first words have bars above 0, the last below.
     """
     truth, x0, w, tall = true_advantages(), 38, 121, 200
-    panels = (("A critic that expects 0.65 everywhere: all words are praised for the score of 1", 0.0, 190, 246),)
-    panels += (("A critic that sees: it expects more after right words, less after wrong ones", 1.0, 430, 508),)
+    panels = (
+        (
+            "A critic that expects 0.65 everywhere: all words are praised for the score of 1",
+            0.0,
+            190,
+            246,
+        ),
+    )
+    panels += (
+        (
+            "A critic that sees: it expects more after right words, less after wrong ones",
+            1.0,
+            430,
+            508,
+        ),
+    )
     for title, sees, zero, cells in panels:
         rows = one_sentence(**STORY | {"sees": sees})
         c.text(28, zero - 118, title, bold=True, anchor="start")
         c.line([(x0, zero), (x0 + 6 * w, zero)], FAINT, thick=1)
         for t, real in enumerate(truth):
-            for place, (value, colour) in enumerate(((rows["A"][t], PPO), (rows["macro_A"][t], MACRO))):
+            for place, (value, colour) in enumerate(
+                ((rows["A"][t], PPO), (rows["macro_A"][t], MACRO))
+            ):
                 x, top = x0 + w * t + 14 + 48 * place, zero - tall * max(value, 0)
                 c.rect(x, top, 44, tall * abs(value), tint(colour, (0.2, 0.45)[place]), colour)
-                c.text(x + 22, top - 9 if value > 0 else zero - tall * value + 10, number(value), size=12.5)
+                c.text(
+                    x + 22,
+                    top - 9 if value > 0 else zero - tall * value + 10,
+                    number(value),
+                    size=12.5,
+                )
             c.rect(x0 + w * t + 54.5, zero - tall * real - 5.5, 11, 11, INK, "#ffffff", thick=2)
         words = [f"{a} {'✓' if a == b else '✗'}" for a, b in zip(WRITTEN, WANTED, strict=True)]
         c.cells(x0, cells, [w] * 6, words, alternate([3, 3]), h=26)
-    for x, words, colour, share in ((60, "PPO: each word a step", PPO, 0.2), (280, "MA-PPO: two steps", MACRO, 0.45)):
+    for x, words, colour, share in (
+        (60, "PPO: each word a step", PPO, 0.2),
+        (280, "MA-PPO: two steps", MACRO, 0.45),
+    ):
         c.rect(x - 22, 555, 16, 14, tint(colour, share), colour)
         c.text(x, 562, words, size=13, anchor="start")
     c.rect(468, 557, 10, 10, INK)
     c.text(486, 562, "the true advantage, known in this game", size=13, anchor="start")
-    c.note(592, "λ = 0.95, no price of KL. ✓ and ✗: right and wrong words; two colours of cells: two macro actions.")
+    c.note(
+        592,
+        "λ = 0.95, no price of KL. ✓ and ✗: right and wrong words; two colours of cells: two macro actions.",
+    )
 
 
 @diagram(height=444)
@@ -120,7 +167,13 @@ def mask_ids_lengths(c: Canvas) -> None:
     macro = FixedNGram(3)(mask)
     words = ["Mia baked a cake for her friend .".split(), "Ben lost his keys .".split()]
     c.text(28, 72, "tokens, padded to T = 8", bold=True, anchor="start")
-    c.text(28, 182, "ids [B, T]: the macro action of each token, −1 on padding", bold=True, anchor="start")
+    c.text(
+        28,
+        182,
+        "ids [B, T]: the macro action of each token, −1 on padding",
+        bold=True,
+        anchor="start",
+    )
     c.text(28, 292, "lengths [B, S]: tokens in each", bold=True, anchor="start")
     c.text(450, 292, "mask [B, S]: does it exist?", bold=True, anchor="start")
     for row in range(2):
@@ -130,7 +183,13 @@ def mask_ids_lengths(c: Canvas) -> None:
         for top in (88, 198):
             c.text(126, y + top + 14, f"response {row}", anchor="end")
         c.cells(140, y + 88, [74] * 8, words[row] + ["padding"] * (8 - len(words[row])), fills)
-        c.cells(140, y + 198, [74] * 8, [str(i).replace("-", "−") for i in macro.ids[row].tolist()], fills)
+        c.cells(
+            140,
+            y + 198,
+            [74] * 8,
+            [str(i).replace("-", "−") for i in macro.ids[row].tolist()],
+            fills,
+        )
         runs = [fills[sum(lengths[:i])] if length else GREY for i, length in enumerate(lengths)]
         c.text(126, y + 322, f"response {row}", anchor="end")
         c.cells(140, y + 308, [74] * 3, [str(length) for length in lengths], runs)
@@ -161,7 +220,14 @@ def sigma(c: Canvas) -> None:
         c.text(x + 84, 72, name, size=15, bold=True)
         c.text(x + 84, 94, words, colour=FAINT)
         for t, weight in enumerate(weights):
-            c.rect(x + 42 * t + 5, 280 - 150 * weight, 32, max(150 * weight, 1), tint(MACRO, 0.35), MACRO)
+            c.rect(
+                x + 42 * t + 5,
+                280 - 150 * weight,
+                32,
+                max(150 * weight, 1),
+                tint(MACRO, 0.35),
+                MACRO,
+            )
             c.text(x + 42 * t + 21, 270 - 150 * weight, number(weight), size=12.5)
         c.cells(x, 284, [42] * 4, [number(v, 1) for v in values], [tint(CRITIC)] * 4)
         pooled = macro_values(torch.tensor([values]), macro, name).item()
@@ -182,7 +248,9 @@ def values_to_advantages(c: Canvas) -> None:
     """
     macro = FixedNGram(3)(torch.ones(1, 6, dtype=torch.bool))
     values = torch.tensor([SEEING])
-    prices = kl_rewards(of_sentence(table(POLICY)), of_sentence(table(REFERENCE_TABLE)), macro.token_mask, BETA)
+    prices = kl_rewards(
+        of_sentence(table(POLICY)), of_sentence(table(REFERENCE_TABLE)), macro.token_mask, BETA
+    )
     R, V = macro_rewards(prices, torch.tensor([SCORE]), macro), macro_values(values, macro)
     A, _ = gae(R, V, macro.mask, lam=LAM)
     following = torch.cat([V[:, 1:], torch.zeros(1, 1)], 1)
@@ -265,7 +333,9 @@ def termination_rules(c: Canvas) -> None:
     words = "Mia baked a cake for her old friend Ben .".split()
     nll = torch.tensor([[3.1, 2.0, 0.4, 1.2, 1.0, 2.2, 2.6, 0.8, 3.0, 0.1]])
     mask = torch.ones(1, len(words), dtype=torch.bool)
-    tree = nltk.Tree.fromstring("(S (NP Mia) (VP baked (NP a cake) (PP for (NP her old friend Ben))) .)")
+    tree = nltk.Tree.fromstring(
+        "(S (NP Mia) (VP baked (NP a cake) (PP for (NP her old friend Ben))) .)"
+    )
     rules = (
         ("tokens, n = 1", FixedNGram(1)(mask)),
         ("fixed, n = 5", FixedNGram(5)(mask)),
@@ -331,8 +401,14 @@ def memory(c: Canvas) -> None:
     _bar(c, 28, 238, 70, scale, lora.peak, parts)
     legend = (
         (f"base weights, shared by all four: {lora.weights / GIB:.1f} GiB", REFERENCE),
-        (f"four adapters, and the moments of two: {(lora.adapters + lora.optimizer) / GIB:.1f} GiB", LONGER),
-        (f"sampling (keys, values, prefill), more than a training step: {lora.generation / GIB:.1f} GiB", MACRO),
+        (
+            f"four adapters, and the moments of two: {(lora.adapters + lora.optimizer) / GIB:.1f} GiB",
+            LONGER,
+        ),
+        (
+            f"sampling (keys, values, prefill), more than a training step: {lora.generation / GIB:.1f} GiB",
+            MACRO,
+        ),
         ("white: CUDA itself, and 5 % for fragments", "#ffffff"),
     )
     for i, (words, colour) in enumerate(legend):
@@ -348,7 +424,12 @@ def memory(c: Canvas) -> None:
     )
 
 
-_ROLES = (("policy", PPO), ("refer-\nence", REFERENCE), ("reward\nmodel", REWARD), ("critic", CRITIC))
+_ROLES = (
+    ("policy", PPO),
+    ("refer-\nence", REFERENCE),
+    ("reward\nmodel", REWARD),
+    ("critic", CRITIC),
+)
 
 
 def _estimate(preset: str) -> Memory:

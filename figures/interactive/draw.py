@@ -37,9 +37,21 @@ LENGTHS = [*range(1, 13), float("inf")]
 # name: (its parameter, the rule for each setting, what it looks at)
 RULES = {
     "fixed": ("n", {str(n): FixedNGram(n) for n in LENGTHS}, "Counts tokens."),
-    "randomized": ("seed", {str(s): RandomizedNGram(seed=s) for s in range(10)}, "Draws lengths from 2, 3, 5 and 10."),
-    "perplexity": ("", {"": Perplexity()}, "Ends where the next token surprises the reference model."),
-    "cutpoints": ("n", {str(n): LargestChange("logprobs", n) for n in LENGTHS}, "Begins at the least certain tokens."),
+    "randomized": (
+        "seed",
+        {str(s): RandomizedNGram(seed=s) for s in range(10)},
+        "Draws lengths from 2, 3, 5 and 10.",
+    ),
+    "perplexity": (
+        "",
+        {"": Perplexity()},
+        "Ends where the next token surprises the reference model.",
+    ),
+    "cutpoints": (
+        "n",
+        {str(n): LargestChange("logprobs", n) for n in LENGTHS},
+        "Begins at the least certain tokens.",
+    ),
     "parsing": (
         "C",
         {str(c): Parsing(GrammarParser(), c) for c in range(2, 31)},
@@ -64,11 +76,18 @@ def cut_responses() -> dict:
             "ref_logprobs": logprobs,
             "logprobs": logprobs,
         }
-        responses.append({"title": title, "pieces": token_pieces(tokenizer, rollout.response_ids[0])})
+        responses.append(
+            {"title": title, "pieces": token_pieces(tokenizer, rollout.response_ids[0])}
+        )
         for name, (_, settings, _) in RULES.items():
             made = {key: rule(rollout.mask, **context) for key, rule in settings.items()}
-            cuts[name].append({key: [b - a for a, b in macro.spans()[0]] for key, macro in made.items()})
-    rules = {name: {"parameter": RULES[name][0], "says": RULES[name][2], "cuts": cuts[name]} for name in RULES}
+            cuts[name].append(
+                {key: [b - a for a, b in macro.spans()[0]] for key, macro in made.items()}
+            )
+    rules = {
+        name: {"parameter": RULES[name][0], "says": RULES[name][2], "cuts": cuts[name]}
+        for name in RULES
+    }
     return {"responses": responses, "rules": rules}
 
 
@@ -80,13 +99,21 @@ def pages() -> dict[str, str]:
     for page in sorted(HERE.glob("*.html")):
         text = fill('<style id="shared">', style, "</style>", page.read_text(encoding="utf-8"))
         numbers = json.dumps(data.get(page.name), ensure_ascii=False, separators=(",", ":"))
-        found[page.name] = fill('<script type="application/json" id="data">', numbers, "</script>", text)
+        found[page.name] = fill(
+            '<script type="application/json" id="data">', numbers, "</script>", text
+        )
     return found
 
 
 def fill(start: str, new: str, end: str, text: str) -> str:
     """Replace what stands between `start` and `end`, where a page has them."""
-    return re.sub(f"(?<={re.escape(start)}).*?(?={re.escape(end)})", lambda _: new, text, count=1, flags=re.DOTALL)
+    return re.sub(
+        f"(?<={re.escape(start)}).*?(?={re.escape(end)})",
+        lambda _: new,
+        text,
+        count=1,
+        flags=re.DOTALL,
+    )
 
 
 if __name__ == "__main__":

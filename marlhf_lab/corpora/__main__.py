@@ -8,7 +8,13 @@ from pathlib import Path
 from marlhf_lab.corpora import make_rows, sentiment
 
 SEED = 1234
-SIZES = {"tiny-tldr": 5000, "tiny-hh": 3000, "tiny-webgpt": 3000, "tiny-steps": 5000, "tiny-code": 4000}
+SIZES = {
+    "tiny-tldr": 5000,
+    "tiny-hh": 3000,
+    "tiny-webgpt": 3000,
+    "tiny-steps": 5000,
+    "tiny-code": 4000,
+}
 
 
 def json_lines(name: str) -> bytes:

@@ -16,7 +16,8 @@ import yaml
 from marlhf_lite.utils.errors import InputError
 
 WORDS = 12  # at the beginning or the end of an answer
-MOST = 5.0  # sum of valences that counts as 1: untrained answers then vary as much as in VADER's compound value
+# sum of valences that counts as 1: untrained answers then vary as much as in VADER's compound value
+MOST = 5.0
 
 
 def write_prompts(folder: Path) -> None:
@@ -58,7 +59,10 @@ def _valences(texts: Sequence[str]) -> list[float]:
     """Sums of the lexicon's valences, without VADER's rules for negation and emphasis, over `MOST`, in [-1, 1]."""
     vader = _vader()
     lexicon = vader.SentimentIntensityAnalyzer().lexicon
-    sums = [sum(lexicon.get(w.lower(), 0.0) for w in vader.SentiText(text).words_and_emoticons) for text in texts]
+    sums = [
+        sum(lexicon.get(w.lower(), 0.0) for w in vader.SentiText(text).words_and_emoticons)
+        for text in texts
+    ]
     return [min(max(total / MOST, -1.0), 1.0) for total in sums]
 
 
@@ -71,4 +75,6 @@ def _vader() -> ModuleType:
     try:
         return importlib.import_module("vaderSentiment.vaderSentiment")
     except ImportError:
-        raise InputError("the reward is VADER's lexicon, which is not installed: pip install vaderSentiment") from None
+        raise InputError(
+            "the reward is VADER's lexicon, which is not installed: pip install vaderSentiment"
+        ) from None

@@ -47,7 +47,9 @@ class Family:
 
 
 _TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-PARTS: dict[str, list[Part]] = {kind: [Part(*item) for item in of.items()] for kind, of in _TABLE["parts"].items()}
+PARTS: dict[str, list[Part]] = {
+    kind: [Part(*item) for item in of.items()] for kind, of in _TABLE["parts"].items()
+}
 FAMILIES = [Family(**family) for family in _TABLE["families"]]
 
 
@@ -186,5 +188,12 @@ def make_row(rng: random.Random) -> dict[str, str]:
     problem = make_problem(rng)
     right = write(rng, problem)
     written = write_with_bug(rng, problem) if rng.random() < BUGS else right
-    texts = {"prompt": problem.prompt, "chosen": right, "demonstration": written, "tests": problem.tests}
-    return texts | {"difficulty": {"xs": "lists", "s": "texts", "n": "numbers"}[problem.family.argument]}
+    texts = {
+        "prompt": problem.prompt,
+        "chosen": right,
+        "demonstration": written,
+        "tests": problem.tests,
+    }
+    return texts | {
+        "difficulty": {"xs": "lists", "s": "texts", "n": "numbers"}[problem.family.argument]
+    }

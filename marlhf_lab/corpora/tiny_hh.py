@@ -19,7 +19,9 @@ PLANS, ASKED = 6, 5  # things told in the first turn, and asked for in the secon
 RATER_SHARPNESS = 5.0  # one thing of five more or less is worth a factor of e in the odds
 
 _TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-WORDS: dict[str, tuple[str, ...]] = {slot: tuple(words.split()) for slot, words in _TABLE["words"].items()}
+WORDS: dict[str, tuple[str, ...]] = {
+    slot: tuple(words.split()) for slot, words in _TABLE["words"].items()
+}
 REPLIES, CHATTER = tuple(_TABLE["replies"]), tuple(_TABLE["chatter"])
 
 
@@ -33,7 +35,9 @@ class Dialogue:
 
     @property
     def prompt(self) -> str:
-        plans = " ".join(f"{THINGS[thing]['told'].format(**values)}." for thing, values in self.plans.items())
+        plans = " ".join(
+            f"{THINGS[thing]['told'].format(**values)}." for thing, values in self.plans.items()
+        )
         listed = " and ".join(filter(None, (", ".join(self.asked[:-1]), self.asked[-1])))
         return hh_prompt([plans, self.reply, f"What do I do about {listed}?"])
 
@@ -57,7 +61,10 @@ class Quality:
 def make_dialogue(rng: random.Random, plans: int = PLANS, asked: int = ASKED) -> Dialogue:
     """One random dialogue up to the answer; `plans` things are told, and `asked` of them asked for."""
     things = rng.sample(sorted(THINGS), plans)
-    values = {thing: {slot: rng.choice(WORDS[slot]) for slot in slots(THINGS[thing]["told"])} for thing in things}
+    values = {
+        thing: {slot: rng.choice(WORDS[slot]) for slot in slots(THINGS[thing]["told"])}
+        for thing in things
+    }
     return Dialogue(values, tuple(rng.sample(things, asked)), rng.choice(REPLIES))
 
 
@@ -74,11 +81,16 @@ def mistake(rng: random.Random, values: dict[str, str]) -> dict[str, str]:
 
 def make_answer(rng: random.Random, dialogue: Dialogue, quality: Quality) -> str:
     """An answer of this quality; it starts with a space, as text after `Assistant:` does."""
-    answered, kept = [], [t for t in dialogue.asked if rng.random() < quality.cover] or [rng.choice(dialogue.asked)]
+    answered, kept = (
+        [],
+        [t for t in dialogue.asked if rng.random() < quality.cover] or [rng.choice(dialogue.asked)],
+    )
     unasked = [thing for thing in dialogue.plans if thing not in dialogue.asked]
     for thing in kept:
         values = dialogue.plans[thing]
-        answered.append(advise(thing, mistake(rng, values) if rng.random() < quality.wrong else values))
+        answered.append(
+            advise(thing, mistake(rng, values) if rng.random() < quality.wrong else values)
+        )
         if rng.random() < quality.chatter:
             answered.append(rng.choice(CHATTER))
         if unasked and rng.random() < quality.unasked:

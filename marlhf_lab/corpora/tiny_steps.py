@@ -53,7 +53,9 @@ def demonstrate(rng: random.Random, problem: Problem) -> str:
     """A response as people write it, with slips of all kinds."""
 
     def slips(number: int, value: int, operation: tuple[str, int]) -> bool:
-        return rng.random() < (CARRY_SLIPS[operation[0]] if carries(value, operation) else OTHER_SLIP)
+        return rng.random() < (
+            CARRY_SLIPS[operation[0]] if carries(value, operation) else OTHER_SLIP
+        )
 
     return _respond(rng, problem, slips)
 
@@ -67,7 +69,11 @@ def _respond(rng: random.Random, problem: Problem, slips: Callable[..., bool]) -
     """A response with a slip at each step for which `slips(number of the step, value, operation)` is true."""
     results, value = [], problem.start
     for number, operation in enumerate(problem.operations):
-        value = slip(rng, value, operation) if slips(number, value, operation) else apply(value, operation)
+        value = (
+            slip(rng, value, operation)
+            if slips(number, value, operation)
+            else apply(value, operation)
+        )
         results.append(value)
     return write(problem, results)
 

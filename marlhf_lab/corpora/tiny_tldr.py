@@ -54,7 +54,9 @@ class Quality:
 
     @classmethod
     def sample(cls, rng: random.Random) -> "Quality":
-        return cls(rng.uniform(0.3, 1.0), rng.choice((0.0, 0.0, 0.0, 0.1, 0.3)), rng.uniform(0.0, 1.0))
+        return cls(
+            rng.uniform(0.3, 1.0), rng.choice((0.0, 0.0, 0.0, 0.1, 0.3)), rng.uniform(0.0, 1.0)
+        )
 
 
 def _values(rng: random.Random, kind: str) -> tuple[str, ...]:
@@ -71,7 +73,9 @@ def _group(rng: random.Random, facts: list) -> list[list]:
     return groups
 
 
-def _tell(rng: random.Random, who, facts, opener_rate: float, filler_rate: float, lead: bool) -> list[nltk.Tree]:
+def _tell(
+    rng: random.Random, who, facts, opener_rate: float, filler_rate: float, lead: bool
+) -> list[nltk.Tree]:
     """Sentences that state `facts` in order, with openers and fillers between them."""
     fillers = iter(rng.sample(FILLERS, len(FILLERS)))
     trees = [fill(next(fillers))] if lead and rng.random() < filler_rate else []
@@ -95,7 +99,10 @@ def make_post(rng: random.Random) -> Post:
 def make_summary(rng: random.Random, post: Post, quality: Quality) -> list[nltk.Tree]:
     """A summary of the post as trees; a wrong fact keeps its kind and gets other values."""
     kept = [f for f in post.facts if rng.random() < quality.cover] or [rng.choice(post.facts)]
-    facts = [(kind, _values(rng, kind) if rng.random() < quality.wrong else values) for kind, values in kept]
+    facts = [
+        (kind, _values(rng, kind) if rng.random() < quality.wrong else values)
+        for kind, values in kept
+    ]
     return _tell(rng, post.who, facts, opener_rate=0.0, filler_rate=quality.filler, lead=False)
 
 

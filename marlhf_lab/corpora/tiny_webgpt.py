@@ -20,7 +20,9 @@ CHECKED = 0.3  # share of the statements that a rater compares with the sources
 RATER_SHARPNESS = 5.0  # one sentence of ten more or less is worth a factor of e^0.5 in the odds
 
 _TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-OBJECTS: dict[str, tuple[str, ...]] = {verb: tuple(things.split()) for verb, things in _TABLE["objects"].items()}
+OBJECTS: dict[str, tuple[str, ...]] = {
+    verb: tuple(things.split()) for verb, things in _TABLE["objects"].items()
+}
 TOWNS, SURE = tuple(_TABLE["towns"].split()), tuple(_TABLE["sure"])
 
 
@@ -38,7 +40,9 @@ class Question:
 
     @property
     def prompt(self) -> str:
-        return hh_prompt(f"What do people in {self.town} do? {' '.join(state(*fact) for fact in self.facts)}")
+        return hh_prompt(
+            f"What do people in {self.town} do? {' '.join(state(*fact) for fact in self.facts)}"
+        )
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,9 @@ def state(verb: str, thing: str, source: int) -> str:
 def make_question(rng: random.Random, sources: int = SOURCES, facts: int = FACTS) -> Question:
     """One random question with `sources` sources of `facts` facts each; no verb comes twice."""
     names = rng.sample(sorted(OBJECTS), sources * facts)
-    sheets = [{name: rng.choice(OBJECTS[name]) for name in names[i::sources]} for i in range(sources)]
+    sheets = [
+        {name: rng.choice(OBJECTS[name]) for name in names[i::sources]} for i in range(sources)
+    ]
     return Question(rng.choice(TOWNS), tuple(sheets))
 
 
@@ -84,8 +90,12 @@ def mistake(rng: random.Random, question: Question, fact: tuple[str, str, int]) 
 def make_answer(rng: random.Random, question: Question, quality: Quality) -> str:
     """An answer of this quality; it starts with a space, as text after `Assistant:` does."""
     statements: list[str] = []
-    for fact in [fact for fact in question.facts if rng.random() < quality.cover] or [rng.choice(question.facts)]:
-        statements.append(mistake(rng, question, fact) if rng.random() < quality.wrong else state(*fact))
+    for fact in [fact for fact in question.facts if rng.random() < quality.cover] or [
+        rng.choice(question.facts)
+    ]:
+        statements.append(
+            mistake(rng, question, fact) if rng.random() < quality.wrong else state(*fact)
+        )
         if rng.random() < quality.repeat:
             statements.append(rng.choice(statements))
         if rng.random() < quality.sure:

@@ -85,7 +85,9 @@ def correlated(noise: Tensor, smooth: float) -> Tensor:
     return torch.stack(columns, dim=1)
 
 
-def estimate(scores: Tensor, values: Tensor, macro: MacroActions, lam: float, sigma: str = "equal") -> Tensor:
+def estimate(
+    scores: Tensor, values: Tensor, macro: MacroActions, lam: float, sigma: str = "equal"
+) -> Tensor:
     """Compute Â of every token [N,T] as MA-PPO does, without KL: GAE over macro actions, broadcast to their tokens.
 
     scores: [N]; values: [N,T].

@@ -16,7 +16,8 @@ from marlhf_lite.training.critic_metrics import quarters
 from marlhf_lite.training.rollout import Rollout
 
 RESAMPLES = 2000  # of bootstraps over responses
-Critic = Callable[[Tensor, Tensor], Tensor]  # (tokens [B, L], attention mask [B, L]) -> values [B, L]
+# (tokens [B, L], attention mask [B, L]) -> values [B, L]
+Critic = Callable[[Tensor, Tensor], Tensor]
 
 
 @torch.no_grad()
@@ -53,7 +54,9 @@ def credit_seen(values: Tensor, scores: Tensor, n: int = RESAMPLES) -> Interval:
     return bootstrap(_per_row(columns), share, n)
 
 
-def explained_by_quarter(values: Tensor, scores: Tensor, mask: Tensor, n: int = RESAMPLES) -> list[Interval]:
+def explained_by_quarter(
+    values: Tensor, scores: Tensor, mask: Tensor, n: int = RESAMPLES
+) -> list[Interval]:
     """1 − Var(score − V_t) / Var(score) over the tokens of each quarter of the responses: four intervals.
 
     values: [B, T]; scores: [B] of the same responses; mask: [B, T].
@@ -65,7 +68,8 @@ def explained_by_quarter(values: Tensor, scores: Tensor, mask: Tensor, n: int = 
     def explained(sums: np.ndarray) -> np.ndarray:
         n, error, error2, score, score2 = np.moveaxis(sums, -1, 0)
         variance = _covariance(n, score, score, score2)
-        variance = np.where(variance > 1e-12 * score2 / n, variance, 0.0)  # scores that differ only by rounding
+        # scores that differ only by rounding
+        variance = np.where(variance > 1e-12 * score2 / n, variance, 0.0)
         return 1 - _ratio(_covariance(n, error, error, error2), variance)
 
     return [bootstrap(_per_row(columns * (place == quarter)), explained, n) for quarter in range(4)]
@@ -97,16 +101,22 @@ def token_noise(values: Tensor, scores: Tensor, n: int = RESAMPLES) -> tuple[Int
         scores: [B, 2·P, K] scores of continuations there.
         n: resamples.
     """
-    steps = (np.diff(x.reshape(len(x), -1, 2), axis=2)[..., 0] for x in (_array(values), *halves(scores)))
+    steps = (
+        np.diff(x.reshape(len(x), -1, 2), axis=2)[..., 0] for x in (_array(values), *halves(scores))
+    )
     critic, a, b = steps
 
     def half_root(sums: np.ndarray) -> np.ndarray:
         return np.sqrt(np.clip(sums[..., 1] / sums[..., 0] / 2, 0.0, None))
 
-    return tuple(bootstrap(_per_row((np.ones_like(x), x)), half_root, n) for x in (critic**2, a * b))
+    return tuple(
+        bootstrap(_per_row((np.ones_like(x), x)), half_root, n) for x in (critic**2, a * b)
+    )
 
 
-def bootstrap(sums: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], n: int = RESAMPLES) -> Interval:
+def bootstrap(
+    sums: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], n: int = RESAMPLES
+) -> Interval:
     """A statistic of summed columns, with the percentile interval of a bootstrap over rows.
 
     sums: [P, M] what each of P prompts or responses adds to M columns; statistic: [..., M] -> [...].

@@ -19,7 +19,9 @@ from marlhf_lite.evaluation.statistics import Interval
 from marlhf_lite.macro import MacroActions
 
 
-def critic_response(values: Tensor, slope: Tensor, mask: Tensor, lags: int, n: int = RESAMPLES) -> list[Interval]:
+def critic_response(
+    values: Tensor, slope: Tensor, mask: Tensor, lags: int, n: int = RESAMPLES
+) -> list[Interval]:
     """h_k for k = 0 … lags − 1, each over the tokens that have k + 1 more after them in their turn.
 
     values, slope: [B, T]; mask: [B, T]. Intervals are of a bootstrap over responses; NaN if no turn is that long.
@@ -34,7 +36,9 @@ def critic_response(values: Tensor, slope: Tensor, mask: Tensor, lags: int, n: i
     return found
 
 
-def true_credit(values: Tensor, slope: Tensor, mask: Tensor, scores: Tensor, n: int = RESAMPLES) -> Interval:
+def true_credit(
+    values: Tensor, slope: Tensor, mask: Tensor, scores: Tensor, n: int = RESAMPLES
+) -> Interval:
     """The credit of a choice, in the unit of `critic_response`; scores: [B], of whole responses."""
     m, v, d = (x.cpu().double().numpy() for x in (mask, values, slope))
     return _slope((scores.cpu().double().numpy()[:, None] - v) * m, d * m, n)
@@ -45,7 +49,9 @@ def taken_away(response: Sequence[float], n: int) -> list[float]:
     return [sum(response[: n - 1 - place]) / n for place in range(n)]
 
 
-def variance_saved(advantages: Tensor, fitted: Tensor, mask: Tensor, n: int = RESAMPLES) -> Interval:
+def variance_saved(
+    advantages: Tensor, fitted: Tensor, mask: Tensor, n: int = RESAMPLES
+) -> Interval:
     """Var(Q̂ − V) / Var(Q̂ − fitted) over tokens: how many times as noisy the critic's baseline is as a fitted one.
 
     advantages, fitted: [B, T] of the same returns Q̂ with both baselines, see `examples/objectives.py`; mask: [B, T].
@@ -63,4 +69,6 @@ def variance_saved(advantages: Tensor, fitted: Tensor, mask: Tensor, n: int = RE
 def _slope(y: np.ndarray, d: np.ndarray, n: int) -> Interval:
     """Σ y d / Σ d² over [B, T], with a bootstrap over rows."""
     sums = np.stack([(y * d).sum(1), (d**2).sum(1)], axis=1)
-    return bootstrap(sums, lambda total: total[..., 0] / np.where(total[..., 1] > 0, total[..., 1], np.nan), n)
+    return bootstrap(
+        sums, lambda total: total[..., 0] / np.where(total[..., 1] > 0, total[..., 1], np.nan), n
+    )

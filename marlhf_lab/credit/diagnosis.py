@@ -35,7 +35,8 @@ from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import environment
 
 RUNS = {"PPO": "1", "MA-PPO": "5"}  # name -> tokens of a macro action
-LADDER = ("E0", "E1", "E2", "E3", "E4", "E5", "MC")  # presets of estimators, explained in `gradients`
+# presets of estimators, explained in `gradients`
+LADDER = ("E0", "E1", "E2", "E3", "E4", "E5", "MC")
 CURVE = ("update", "score_mean", "gold_mean", "kl_k1", "explained_variance", "response_length")
 
 
@@ -67,7 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def read_options(argv: Sequence[str]) -> PPOCommand:
     """The options of the study `main`, and over them those of `argv`."""
     known = option_names(PPOCommand)
-    shared = [f"--{name}={value}" for name, value in load_study("main").shared.items() if name in known]
+    shared = [
+        f"--{name}={value}" for name, value in load_study("main").shared.items() if name in known
+    ]
     return parse("diagnosis", [*shared, *argv], PPOCommand)
 
 
@@ -75,7 +78,12 @@ def run(options: PPOCommand, sft: Path, rm: Path, folder: Path, sizes: Sizes | N
     """Train both runs and measure them at each moment up to the last update; the result is written after each."""
     sizes, seed = sizes or Sizes(), options.seed
     context = open_context(options)
-    result = {"method": "diagnosis", "seed": seed, "config": asdict(options), "environment": environment()}
+    result = {
+        "method": "diagnosis",
+        "seed": seed,
+        "config": asdict(options),
+        "environment": environment(),
+    }
     result |= {"runs": RUNS, "sizes": asdict(sizes), "moments": [], "curves": {}}
     prompts = list(dict.fromkeys(context.task.splits["test"]["prompt"]))[: sizes.prompts]
     for name, n in RUNS.items():
@@ -83,10 +91,14 @@ def run(options: PPOCommand, sft: Path, rm: Path, folder: Path, sizes: Sizes | N
         batches = prompt_batches(trainer.prompts, trainer.config, trainer.accelerator, seed)
         for done in range(trainer.total_updates + 1):
             if done in sizes.moments and (done or not result["moments"]):  # both runs begin alike
-                result["moments"].append({"run": name, "update": done} | measure(trainer, prompts, sizes, seed))
+                result["moments"].append(
+                    {"run": name, "update": done} | measure(trainer, prompts, sizes, seed)
+                )
             if done < trainer.total_updates:
                 trainer.update(next(batches))
-            result["curves"][name] = [{key: row[key] for key in CURVE if key in row} for row in trainer.history]
+            result["curves"][name] = [
+                {key: row[key] for key in CURVE if key in row} for row in trainer.history
+            ]
             if done in sizes.moments:
                 write_result(folder / f"diagnosis-seed{seed}{RESULT}", rounded(result))
     return result
@@ -99,7 +111,9 @@ def open_context(options: PPOCommand) -> RunContext[PPOCommand]:
     base = load_base(options)
     function = text_reward(options.reward, task)
     reward = FunctionReward(function, options.reward) if function else None
-    return RunContext(options, None, task, load_tokenizer(options.model), lambda: base, reward=reward)
+    return RunContext(
+        options, None, task, load_tokenizer(options.model), lambda: base, reward=reward
+    )
 
 
 # -- one moment -------------------------------------------------------------------------------------------------------
@@ -115,7 +129,10 @@ def measure(trainer: PPOTrainer, prompts: Sequence[str], sizes: Sizes, seed: int
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1_000_003 + seed)
         rollout = gradients.sample_replicates(trainer, prompts, sizes.replicates)
-        measured = {"score": rollout.scores.mean().item(), "tokens": rollout.lengths.cpu().double().mean().item()}
+        measured = {
+            "score": rollout.scores.mean().item(),
+            "tokens": rollout.lengths.cpu().double().mean().item(),
+        }
         measured |= measure_critic(trainer, rollout, len(prompts), sizes)
         measured["gradients"] = measure_gradients(trainer, rollout, sizes.replicates, len(prompts))
     return measured
@@ -126,37 +143,58 @@ def measure_critic(trainer: PPOTrainer, rollout: Rollout, count: int, sizes: Siz
     models, values = trainer.models, credit.token_values(trainer.models.critic, rollout)
     rows = (rollout.lengths[:count] > 1).nonzero().flatten().cpu()
     chosen, cuts = rollout.select(rows), monte_carlo.even_cuts(rollout.lengths[rows], sizes.places)
-    sampled = {"reward": trainer.reward, "sampling": trainer.sampling, "continuations": sizes.continuations}
-    scores = monte_carlo.state_scores(models.policy, trainer.tokenizer, chosen, cuts, **sampled, progress="cuts")
+    sampled = {
+        "reward": trainer.reward,
+        "sampling": trainer.sampling,
+        "continuations": sizes.continuations,
+    }
+    scores = monte_carlo.state_scores(
+        models.policy, trainer.tokenizer, chosen, cuts, **sampled, progress="cuts"
+    )
     at = values[rows].gather(1, cuts)
     noise = credit.token_noise(at[:, 1:], scores[:, 1:])
     places = cuts[:, 1::2]
-    places = places.gather(1, torch.arange(len(rows), device=cuts.device)[:, None] % places.shape[1])
+    places = places.gather(
+        1, torch.arange(len(rows), device=cuts.device)[:, None] % places.shape[1]
+    )
     few = torch.arange(min(sizes.ranked, len(rows)))
     inputs = (models.policy, models.critic, trainer.tokenizer, chosen.select(few), places[few])
     return {
         "cuts": (cuts / chosen.lengths[:, None]).cpu().double().mean(0).tolist(),
         "credit_seen": credit.credit_seen(at, scores),
         # neighbouring cuts as rows of two
-        "token_credit_seen": credit.credit_seen(*(x[:, 1:].unflatten(1, (-1, 2)).flatten(0, 1) for x in (at, scores))),
+        "token_credit_seen": credit.credit_seen(
+            *(x[:, 1:].unflatten(1, (-1, 2)).flatten(0, 1) for x in (at, scores))
+        ),
         "explained": credit.explained_by_quarter(values, rollout.scores, rollout.mask),
         "explainable": credit.explainable(scores),
         "noise": dict(zip(("critic", "truth"), noise, strict=True)),
-        "ranking": vars(rank_next_tokens(*inputs, **sampled, alternatives=sizes.alternatives, progress="next tokens")),
+        "ranking": vars(
+            rank_next_tokens(
+                *inputs, **sampled, alternatives=sizes.alternatives, progress="next tokens"
+            )
+        ),
     }
 
 
 def measure_gradients(trainer: PPOTrainer, rollout: Rollout, replicates: int, prompts: int) -> dict:
     """The comparison of each rung of the ladder, and of RLOO, with RLOO, for the trainer's batch size."""
-    estimators = {name: gradients.preset_estimator(name, trainer.config, trainer.seed) for name in LADDER}
+    estimators = {
+        name: gradients.preset_estimator(name, trainer.config, trainer.seed) for name in LADDER
+    }
     estimates = gradients.policy_gradients(trainer, rollout, replicates, estimators)
     share, reference = trainer.config.batch_size / prompts, estimates[gradients.REFERENCE]
-    return {name: vars(gradients.compare_gradients(x, reference, share)) for name, x in estimates.items()}
+    return {
+        name: vars(gradients.compare_gradients(x, reference, share))
+        for name, x in estimates.items()
+    }
 
 
 def _trainer(context, sft: Path, rm: Path, options: PPOCommand, name: str) -> PPOTrainer:
     set_seed(options.seed)
-    models = build_models(context.base, sft, rm, options.critic_init, critic_head_init=options.critic_head_init)
+    models = build_models(
+        context.base, sft, rm, options.critic_init, critic_head_init=options.critic_head_init
+    )
     reward, prompts = make_reward(context, rm, models.reward), context.task.splits["ppo"]["prompt"]
     return PPOTrainer(
         models,

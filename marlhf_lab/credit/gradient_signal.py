@@ -30,7 +30,10 @@ def token_advantages(
     `sigma` weighs the values inside a macro action: `equal` is their mean, `start` the first of them. `objective` is
     the option of that name. The policy is still the reference, so there is no KL, and the scores are the only rewards.
     """
-    options, zeros = PPOTrainerConfig(n=str(n), sigma=sigma, lam=lam), torch.zeros(rollout.mask.shape)
+    options, zeros = (
+        PPOTrainerConfig(n=str(n), sigma=sigma, lam=lam),
+        torch.zeros(rollout.mask.shape),
+    )
     made = combined(objective)(options)
     from_reference = Rollout(**vars(rollout) | {"ref_logprobs": zeros})
     batch = made.batch(from_reference, make_rule(options)(rollout.mask))
@@ -39,7 +42,9 @@ def token_advantages(
 
 
 @torch.no_grad()
-def slopes(logprobs: Callable[[], Tensor], parameters: Sequence[Tensor], direction: Tensor, step: float) -> Tensor:
+def slopes(
+    logprobs: Callable[[], Tensor], parameters: Sequence[Tensor], direction: Tensor, step: float
+) -> Tensor:
     """[B, T] slopes of log-probabilities along a direction [W] of the parameters, by a central difference.
 
     `logprobs` computes them with the parameters as they are; these are moved by ± `step` times the direction and put
@@ -77,14 +82,18 @@ def drawn_signals(*projections: Sequence[float], resamples: int = RESAMPLES) -> 
     return np.transpose(drawn)
 
 
-def ratio_of_signals(projections: Mapping[str, Sequence[float]], ours: str, theirs: str, **options: int) -> Interval:
+def ratio_of_signals(
+    projections: Mapping[str, Sequence[float]], ours: str, theirs: str, **options: int
+) -> Interval:
     """Signal-to-noise of one estimator over another's on the same batches, with a bootstrap over batches."""
     pair = projections[ours], projections[theirs]
     one, other = drawn_signals(*pair, **options)
     return percentile_interval(signal_to_noise(pair[0]) / signal_to_noise(pair[1]), one / other)
 
 
-def difference_of_signals(ours: Sequence[float], theirs: Sequence[float], **options: int) -> Interval:
+def difference_of_signals(
+    ours: Sequence[float], theirs: Sequence[float], **options: int
+) -> Interval:
     """Signal-to-noise of one estimator minus another's on the same answers, with a bootstrap over answers."""
     one, other = drawn_signals(ours, theirs, **options)
     return percentile_interval(signal_to_noise(ours) - signal_to_noise(theirs), one - other)

@@ -35,7 +35,12 @@ from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.objectives import combined
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import shape_scores
-from marlhf_lite.training.rollout import Rollout, concatenate, merged_adapter, nonfinite_probabilities_refused
+from marlhf_lite.training.rollout import (
+    Rollout,
+    concatenate,
+    merged_adapter,
+    nonfinite_probabilities_refused,
+)
 from marlhf_lite.utils.run_folder import read_yaml
 
 REFERENCE = "RLOO"
@@ -50,7 +55,8 @@ class Estimator:
 
     @property
     def objective(self) -> Objective:
-        return combined(self.config.objective)(self.config)  # a ladder also changes what has no effect
+        # a ladder also changes what has no effect
+        return combined(self.config.objective)(self.config)
 
     def batch(self, trainer: PPOTrainer, rollout: Rollout) -> Batch:
         """The trainer's rollout, segmented by this estimator's rule."""
@@ -65,8 +71,14 @@ def preset_estimator(name: str, config: PPOTrainerConfig, seed: int = 0) -> Esti
     source = f"estimator {name}"
     values = read_yaml(preset_file(f"estimators/{name}", source), source)
     values |= {"n": str(values["n"])} if "n" in values else {}  # YAML reads a number
-    values = {f.name: values[f.name] for kind in (PPOConfig, MacroConfig) for f in fields(kind) if f.name in values}
-    values["objective"] = ",".join(filter(None, [config.objective, values.get("objective")]))  # they go together
+    values = {
+        f.name: values[f.name]
+        for kind in (PPOConfig, MacroConfig)
+        for f in fields(kind)
+        if f.name in values
+    }
+    # they go together
+    values["objective"] = ",".join(filter(None, [config.objective, values.get("objective")]))
     config = replace(config, **vars(MacroConfig()) | values)
     return Estimator(config, make_rule(config, seed))
 
@@ -87,7 +99,11 @@ def sample_replicates(trainer: PPOTrainer, prompts: Sequence[str], replicates: i
 
 
 def policy_gradients(
-    trainer: PPOTrainer, rollout: Rollout, replicates: int, estimators: Mapping[str, Estimator], progress="gradients"
+    trainer: PPOTrainer,
+    rollout: Rollout,
+    replicates: int,
+    estimators: Mapping[str, Estimator],
+    progress="gradients",
 ) -> dict[str, Tensor]:
     """The gradient of the policy loss on each replicate, [K, W] in float32 on the CPU, by estimator and for RLOO.
 
@@ -96,7 +112,10 @@ def policy_gradients(
     """
     reference = Estimator(replace(trainer.config, **vars(MacroConfig())), Whole())
     everyone = {**estimators, REFERENCE: reference}
-    counts = {name: one.objective.counts(one.batch(trainer, rollout)) / replicates for name, one in everyone.items()}
+    counts = {
+        name: one.objective.counts(one.batch(trainer, rollout)) / replicates
+        for name, one in everyone.items()
+    }
     advantages = leave_one_out(total_returns(trainer, rollout).reshape(replicates, -1)).flatten()
     gradients: dict[str, list[Tensor]] = {name: [] for name in everyone}
     rows = torch.arange(len(rollout)).reshape(replicates, -1)
@@ -113,7 +132,9 @@ def policy_gradients(
     return {name: torch.stack(parts) for name, parts in gradients.items()}
 
 
-def _gradient(trainer, estimator, rollout, outputs: ModelOutputs, advantages: Tensor | None, normalizers) -> Tensor:
+def _gradient(
+    trainer, estimator, rollout, outputs: ModelOutputs, advantages: Tensor | None, normalizers
+) -> Tensor:
     """[W] of one micro-batch; `advantages` [B] of whole responses replace the estimator's own."""
     batch = estimator.batch(trainer, rollout)
     old = estimator.objective.advantages(batch, outputs)
@@ -127,12 +148,17 @@ def _gradient(trainer, estimator, rollout, outputs: ModelOutputs, advantages: Te
 @torch.no_grad()
 def total_returns(trainer: PPOTrainer, rollout: Rollout) -> Tensor:
     """[B] what a response earns in all: its score minus β times its KL."""
-    scores = shape_scores(rollout, trainer.config).reshape(len(rollout), -1).sum(1)  # over turns, if turns are paid
+    # over turns, if turns are paid
+    scores = shape_scores(rollout, trainer.config).reshape(len(rollout), -1).sum(1)
     kl = []
     for part in torch.arange(len(rollout)).split(trainer.micro_batch_size):
         batch = rollout.select(part)
         logprobs = trainer.compute_outputs(batch).logprobs
-        kl.append(kl_per_token(logprobs, batch.ref_logprobs, batch.mask, trainer.objective.kl_estimator).sum(1))
+        kl.append(
+            kl_per_token(
+                logprobs, batch.ref_logprobs, batch.mask, trainer.objective.kl_estimator
+            ).sum(1)
+        )
     return scores - trainer.config.kl_coef * torch.cat(kl).to(scores)
 
 
@@ -149,13 +175,20 @@ def leave_one_out(returns: Tensor) -> Tensor:
 class GradientComparison:
     """An estimator's gradient against the reference's."""
 
-    kept: Interval  # length of the expected gradient along the reference's, as a share of it: the signal that is left
-    direction: Interval  # cosine of the two expected gradients: 1 if the estimator is not biased in direction
-    batch: Interval  # expected cosine, to first order, of the gradient of one batch: bias and noise together
-    noise: Interval  # variance of the gradient of one batch, as a multiple of its squared expected length
+    # length of the expected gradient along the reference's, as a share of it: the signal that is
+    # left
+    kept: Interval
+    # cosine of the two expected gradients: 1 if the estimator is not biased in direction
+    direction: Interval
+    # expected cosine, to first order, of the gradient of one batch: bias and noise together
+    batch: Interval
+    # variance of the gradient of one batch, as a multiple of its squared expected length
+    noise: Interval
 
 
-def compare_gradients(gradients: Tensor, reference: Tensor, batch_share: float = 1.0) -> GradientComparison:
+def compare_gradients(
+    gradients: Tensor, reference: Tensor, batch_share: float = 1.0
+) -> GradientComparison:
     """Compare gradients of K independent replicates with the reference's of the same replicates.
 
     Args:
@@ -166,12 +199,20 @@ def compare_gradients(gradients: Tensor, reference: Tensor, batch_share: float =
         Intervals of a bootstrap over replicates, for these prompts only. NaN if noise hides the signal: sample more
         replicates.
     """
-    within, cross, other = (_products(*pair) for pair in ((gradients,) * 2, (gradients, reference), (reference,) * 2))
+    within, cross, other = (
+        _products(*pair) for pair in ((gradients,) * 2, (gradients, reference), (reference,) * 2)
+    )
     count = len(gradients)
-    weights = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), RESAMPLES).astype(float)
+    weights = (
+        np.random.default_rng(0)
+        .multinomial(count, np.full(count, 1 / count), RESAMPLES)
+        .astype(float)
+    )
     point = _cosines(np.ones((1, count)), within, cross, other, batch_share)
     draws = _cosines(weights, within, cross, other, batch_share)
-    return GradientComparison(*(percentile_interval(x[0], d) for x, d in zip(point, draws, strict=True)))
+    return GradientComparison(
+        *(percentile_interval(x[0], d) for x, d in zip(point, draws, strict=True))
+    )
 
 
 def _products(a: Tensor, b: Tensor) -> np.ndarray:
@@ -180,13 +221,18 @@ def _products(a: Tensor, b: Tensor) -> np.ndarray:
     return sum((x.double() @ y.double().T).numpy() for x, y in pieces)
 
 
-def _cosines(weights: np.ndarray, within, cross, other, batch_share: float) -> tuple[np.ndarray, ...]:
+def _cosines(
+    weights: np.ndarray, within, cross, other, batch_share: float
+) -> tuple[np.ndarray, ...]:
     """Share kept, direction, batch cosine and noise [n] when replicates count as often as `weights` [n, K] say."""
     length, along, reference = (_between(weights, x) for x in (within, cross, other))
     variance = ((weights @ np.diag(within)) / weights.sum(1) - length) / batch_share
     # If noise hides a length, its estimate may be below 0: then there is nothing to compare.
     length, reference = (np.where(x > 0, x, np.nan) for x in (length, reference))
-    direction, batch = along / np.sqrt(length * reference), along / np.sqrt((length + variance) * reference)
+    direction, batch = (
+        along / np.sqrt(length * reference),
+        along / np.sqrt((length + variance) * reference),
+    )
     return along / reference, direction, batch, variance / length
 
 

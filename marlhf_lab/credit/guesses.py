@@ -45,7 +45,9 @@ def value(state: State, best: bool = False) -> float:
 
 def value_of_guess(state: State, guess: int, best: bool = False) -> float:
     """Q(s, g): the expected score after this guess."""
-    return sum(p * (reward + (value(to, best) if to else 0.0)) for p, reward, to in outcomes(state, guess))
+    return sum(
+        p * (reward + (value(to, best) if to else 0.0)) for p, reward, to in outcomes(state, guess)
+    )
 
 
 def visits(start: State = START) -> dict[State, float]:
@@ -71,7 +73,9 @@ class Estimator:
     def of_guess(self, state: State, guess: int) -> tuple[float, float]:
         """Mean and variance of the advantage that this guess gets."""
         action = next(i for i in range(len(self.lengths)) if sum(self.lengths[: i + 1]) > GUESS)
-        mean, square = self._moments(state, guess, *self._advantage(self._values(state, guess), action))
+        mean, square = self._moments(
+            state, guess, *self._advantage(self._values(state, guess), action)
+        )
         return mean, max(square - mean**2, 0.0)
 
     def _values(self, state: State, guess: int) -> list[float]:
@@ -107,7 +111,9 @@ class Estimator:
         for guess in guesses(state):
             values = self._values(state, guess)
             known, fade = self._advantage(values, 0)
-            moments.append(self._moments(state, guess, values[0] + self.lam * known, self.lam * fade))
+            moments.append(
+                self._moments(state, guess, values[0] + self.lam * known, self.lam * fade)
+            )
         mean, square = np.mean(moments, axis=0)
         return mean, square
 
@@ -131,15 +137,24 @@ def credit(estimator: Estimator, start: State = START) -> Credit:
     for state, share in visits(start).items():
         estimates = np.array([estimator.of_guess(state, guess) for guess in guesses(state)])
         true = [value_of_guess(state, guess) - value(state) for guess in guesses(state)]
-        rows += zip([share / len(true)] * len(true), true, *(estimates - [estimates[:, 0].mean(), 0]).T, strict=True)
+        rows += zip(
+            [share / len(true)] * len(true),
+            true,
+            *(estimates - [estimates[:, 0].mean(), 0]).T,
+            strict=True,
+        )
     weight, truth, mean, variance = np.array(rows).T
     across, size = float(weight @ (truth * mean)), float(weight @ truth**2)
     kept = across / size
     bias, noise = weight @ (mean / kept - truth) ** 2, weight @ variance
-    return Credit(kept, across / sqrt(size * (weight @ mean**2)), sqrt(bias / size), sqrt(noise / size) / kept)
+    return Credit(
+        kept, across / sqrt(size * (weight @ mean**2)), sqrt(bias / size), sqrt(noise / size) / kept
+    )
 
 
-def turn_end_bias(advantage: float, behind: tuple[int, int], p: float = 0.5, before: int = GUESS + 1) -> float:
+def turn_end_bias(
+    advantage: float, behind: tuple[int, int], p: float = 0.5, before: int = GUESS + 1
+) -> float:
     """Bias of turns if the policy decides how much it says after a guess; without bias it is 0.
 
     The critic is exact, and values have equal weights. A turn with `before` tokens up to and with the guess and b

@@ -78,7 +78,9 @@ def monte_carlo_scores(
         InputError: a prefix as long as the limit, or rewards that are not one finite number per response.
     """
     if any(len(prefix) >= sampling.max_new_tokens for prefix in prefixes):
-        raise InputError(f"states: a prefix is as long as a response may be, {sampling.max_new_tokens} tokens")
+        raise InputError(
+            f"states: a prefix is as long as a response may be, {sampling.max_new_tokens} tokens"
+        )
     # States with equally many tokens left share a batch, so that it does not wait for its longest row.
     order = sorted(range(len(prefixes)), key=lambda i: len(prefixes[i]))
     size = max(batch_size // continuations, 1)
@@ -89,18 +91,28 @@ def monte_carlo_scores(
         for rows in tqdm(batches, desc=progress, disable=not progress):
             texts = [prompts[i] for i in rows], [prefixes[i] for i in rows]
             rollout = continue_responses(policy.model, tokenizer, *texts, continuations, sampling)
-            scores.append(score_responses(reward, rollout).cpu().double().reshape(len(rows), continuations))
+            scores.append(
+                score_responses(reward, rollout).cpu().double().reshape(len(rows), continuations)
+            )
     policy.train(training)
     return torch.cat(scores)[torch.tensor(order).argsort()]
 
 
 def state_scores(
-    policy: PolicyModel, tokenizer, rollout: Rollout, cuts: Tensor, reward: Reward, sampling: Sampling, **more
+    policy: PolicyModel,
+    tokenizer,
+    rollout: Rollout,
+    cuts: Tensor,
+    reward: Reward,
+    sampling: Sampling,
+    **more,
 ) -> Tensor:
     """Scores [B, C, K] of continuations of each response from each of its cuts; see `monte_carlo_scores`."""
     prompts = [prompt for prompt in rollout.prompts for _ in range(cuts.shape[1])]
     prefixes = prefixes_at(rollout, cuts)
-    return monte_carlo_scores(policy, tokenizer, prompts, prefixes, reward, sampling, **more).reshape(*cuts.shape, -1)
+    return monte_carlo_scores(
+        policy, tokenizer, prompts, prefixes, reward, sampling, **more
+    ).reshape(*cuts.shape, -1)
 
 
 def halves(scores: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -126,15 +138,25 @@ class EndsForbidden(LogitsProcessor):
 
 @torch.no_grad()
 def continue_responses(
-    model, tokenizer, prompts: Sequence[str], prefixes: Sequence[Sequence[int]], count: int, sampling: Sampling
+    model,
+    tokenizer,
+    prompts: Sequence[str],
+    prefixes: Sequence[Sequence[int]],
+    count: int,
+    sampling: Sampling,
 ) -> Rollout:
     """Sample `count` responses that begin with each prefix: N·count rows, those of a state next to each other.
 
     Each state is read once. Every few tokens the responses that have ended leave the batch.
     """
     ends = end_of_text(model, tokenizer)
-    known = [[*ids, *prefix] for ids, prefix in zip(encode_prompts(tokenizer, prompts), prefixes, strict=True)]
-    ids, attention_mask = (x.to(next(model.parameters()).device) for x in pad(known, tokenizer.pad_token_id, left=True))
+    known = [
+        [*ids, *prefix]
+        for ids, prefix in zip(encode_prompts(tokenizer, prompts), prefixes, strict=True)
+    ]
+    ids, attention_mask = (
+        x.to(next(model.parameters()).device) for x in pad(known, tokenizer.pad_token_id, left=True)
+    )
     lengths = torch.tensor([len(prefix) for prefix in prefixes]).repeat_interleave(count)
     left, least = sampling.max_new_tokens - lengths, sampling.min_new_tokens - lengths
     copies = [row for row in range(len(ids)) for _ in range(count)]
@@ -149,13 +171,20 @@ def continue_responses(
         warping = (sampling.temperature, sampling.top_k, sampling.top_p)
         step_sampling = SeededSampling(step, *warping, past=past, processors=forbid)
         tokens, mask, ended = sample(model, tokenizer, ids, attention_mask, step_sampling)
-        for row, ids_of_row, valid in zip(rows.tolist(), tokens[:, ids.shape[1] :], mask, strict=True):
+        for row, ids_of_row, valid in zip(
+            rows.tolist(), tokens[:, ids.shape[1] :], mask, strict=True
+        ):
             new[row] += ids_of_row[valid].tolist()
         goes_on = ~ended.cpu() & (torch.tensor([len(new[row]) for row in rows]) < left[rows])
-        ids, attention_mask = tokens[goes_on], torch.nn.functional.pad(attention_mask, (0, step), value=1)[goes_on]
+        ids, attention_mask = (
+            tokens[goes_on],
+            torch.nn.functional.pad(attention_mask, (0, step), value=1)[goes_on],
+        )
         rows = rows[goes_on]
         if len(rows) and past is not None:
             past.batch_select_indices(goes_on.nonzero().flatten().to(ids.device))
     # A row may have fewer tokens left than its batch: cut at its own limit, it is as if it was sampled up to there.
     whole = [[*prefixes[i // count], *row[: left[i]]] for i, row in enumerate(new)]
-    return from_tokens(tokenizer, [p for p in prompts for _ in range(count)], whole, ends).to(tokens.device)
+    return from_tokens(tokenizer, [p for p in prompts for _ in range(count)], whole, ends).to(
+        tokens.device
+    )

@@ -54,10 +54,16 @@ def rank_next_tokens(
     prefixes = prefixes_at(rollout, cuts)
     tokens = next_tokens(policy, tokenizer, prompts, prefixes, sampling, alternatives)
     prompts = [prompt for prompt in prompts for _ in range(alternatives)]
-    longer = [[*prefix, t] for prefix, row in zip(prefixes, tokens.tolist(), strict=True) for t in row]
-    scores = monte_carlo_scores(policy, tokenizer, prompts, longer, reward, sampling, continuations, **options)
+    longer = [
+        [*prefix, t] for prefix, row in zip(prefixes, tokens.tolist(), strict=True) for t in row
+    ]
+    scores = monte_carlo_scores(
+        policy, tokenizer, prompts, longer, reward, sampling, continuations, **options
+    )
     states = from_tokens(tokenizer, prompts, longer, []).to(next(policy.parameters()).device)
-    return compare_rankings(_last_values(critic, states).reshape(tokens.shape), scores.reshape(*tokens.shape, -1))
+    return compare_rankings(
+        _last_values(critic, states).reshape(tokens.shape), scores.reshape(*tokens.shape, -1)
+    )
 
 
 def compare_rankings(values: Tensor, scores: Tensor) -> Ranking:
@@ -77,20 +83,29 @@ def _same_best(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 @torch.no_grad()
-def next_tokens(policy: PolicyModel, tokenizer, prompts, prefixes, sampling: Sampling, count: int) -> Tensor:
+def next_tokens(
+    policy: PolicyModel, tokenizer, prompts, prefixes, sampling: Sampling, count: int
+) -> Tensor:
     """[N, count] different next tokens of each state, drawn from the policy without replacement; no end tokens."""
     drawn = []
     for rows in torch.arange(len(prefixes)).split(64):
         texts = encode_prompts(tokenizer, [prompts[i] for i in rows])
         ids = [[*text, *prefixes[i]] for text, i in zip(texts, rows.tolist(), strict=True)]
-        tokens, mask = (x.to(next(policy.parameters()).device) for x in pad(ids, tokenizer.pad_token_id, left=True))
+        tokens, mask = (
+            x.to(next(policy.parameters()).device)
+            for x in pad(ids, tokenizer.pad_token_id, left=True)
+        )
         places = position_ids(mask)
-        scores = policy.model(input_ids=tokens, attention_mask=mask, position_ids=places, logits_to_keep=1).logits
+        scores = policy.model(
+            input_ids=tokens, attention_mask=mask, position_ids=places, logits_to_keep=1
+        ).logits
         scores = scores[:, -1].float()
         scores[:, end_of_text(policy.model, tokenizer)] = -torch.inf
         probabilities = _shaped(scores, sampling).softmax(-1)
         if int((probabilities > 0).sum(1).min()) < count:
-            raise InputError(f"alternatives {count}: --top_k and --top_p leave fewer tokens: raise them, or give fewer")
+            raise InputError(
+                f"alternatives {count}: --top_k and --top_p leave fewer tokens: raise them, or give fewer"
+            )
         drawn.append(torch.multinomial(probabilities, count))
     return torch.cat(drawn)
 
@@ -107,4 +122,6 @@ def _shaped(scores: Tensor, sampling: Sampling) -> Tensor:
 def _last_values(critic: Critic, rollout: Rollout) -> Tensor:
     """[N] the critic's value after the last token of each row."""
     parts = (rollout.select(rows).trim() for rows in torch.arange(len(rollout)).split(256))
-    return torch.cat([part.at_last_token(critic(part.tokens, part.attention_mask)) for part in parts])
+    return torch.cat(
+        [part.at_last_token(critic(part.tokens, part.attention_mask)) for part in parts]
+    )

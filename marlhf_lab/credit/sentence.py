@@ -13,7 +13,8 @@ from torch.nn.functional import one_hot
 WORDS = "the cat sat on mat".split()
 WANTED, WRITTEN = "the cat sat on the mat".split(), "the cat sat on cat the".split()
 POLICY, REFERENCE = [-1.2, -2.0, -0.9, -0.4, -0.3, -1.1], [-1.0, -2.4, -1.1, -0.4, -0.2, -1.6]
-BLIND, SEEING = 0.65, [0.65, 0.80, 1.05, 1.20, 1.25, 1.10]  # values before each word, of two critics
+# values before each word, of two critics
+BLIND, SEEING = 0.65, [0.65, 0.80, 1.05, 1.20, 1.25, 1.10]
 SCORE, BETA = 1.0, 0.05  # of the sentence; the price of one nat of KL
 
 

@@ -15,7 +15,9 @@ import math
 from marlhf_lite.tasks.tiny_umbrella.stories import parse_part
 
 
-def signal_kept(index: int, length: int, n: float, lam: float, seen: float, sigma: str = "equal") -> float:
+def signal_kept(
+    index: int, length: int, n: float, lam: float, seen: float, sigma: str = "equal"
+) -> float:
     """Return the share of a token's credit that its advantage keeps, with macro actions of `n` tokens from the start.
 
     Args:

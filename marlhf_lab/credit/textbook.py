@@ -5,7 +5,12 @@ from torch import Tensor
 
 
 def textbook_ppo(
-    logprobs: Tensor, old_logprobs: Tensor, values: Tensor, old_values: Tensor, scores: Tensor, lengths: Tensor
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    values: Tensor,
+    old_values: Tensor,
+    scores: Tensor,
+    lengths: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return PPO's two losses, means over all tokens, with γ = 1, λ = 0.95, ε = 0.2 and without a price of KL.
 

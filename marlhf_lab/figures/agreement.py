@@ -17,7 +17,15 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 from scipy import stats
 
-from marlhf_lite.evaluation.statistics import LEVEL, WORTH, Interval, WinRate, finite, percentile_interval, wilson
+from marlhf_lite.evaluation.statistics import (
+    LEVEL,
+    WORTH,
+    Interval,
+    WinRate,
+    finite,
+    percentile_interval,
+    wilson,
+)
 from marlhf_lite.plotting.styles import OUTCOMES
 from marlhf_lite.plotting.training import STYLE, caption, legend, signed, subplots
 from marlhf_lite.utils.errors import InputError
@@ -31,12 +39,15 @@ class Agreement(NamedTuple):
     """How often two raters give the same verdicts on the same pairs."""
 
     agreement: Interval  # share of pairs
-    kappa: Interval  # Cohen's κ: 1 is full agreement, 0 what chance gives; NaN if chance alone gives 1
+    # Cohen's κ: 1 is full agreement, 0 what chance gives; NaN if chance alone gives 1
+    kappa: Interval
     pairs: int
     left_out: int  # pairs that only one of them judged
 
 
-def verdicts_of_scores(first: Sequence[float], second: Sequence[float], margin: float = 0.0) -> list[str]:
+def verdicts_of_scores(
+    first: Sequence[float], second: Sequence[float], margin: float = 0.0
+) -> list[str]:
     """Verdicts of a scorer: the higher score wins; scores at most `margin` apart are a tie (paper, section 4.2)."""
     first = finite("first", first)
     second = finite("second", second, count=len(first))
@@ -51,14 +62,24 @@ def agree(one: Mapping[str, str | None], other: Mapping[str, str | None]) -> Agr
     left out. Raises `InputError` without a common pair.
     """
     names, (verdicts, judged) = list(WORTH), _both_judged([(one, other)])
-    counts = pd.crosstab(judged["one"], judged["other"]).reindex(index=names, columns=names, fill_value=0).to_numpy()
+    counts = (
+        pd.crosstab(judged["one"], judged["other"])
+        .reindex(index=names, columns=names, fill_value=0)
+        .to_numpy()
+    )
     value, n = float(kappa(counts)), len(judged)
-    drawn = np.random.default_rng(0).multinomial(n, counts.ravel() / n, RESAMPLES).reshape(-1, *counts.shape)
+    drawn = (
+        np.random.default_rng(0)
+        .multinomial(n, counts.ravel() / n, RESAMPLES)
+        .reshape(-1, *counts.shape)
+    )
     interval = percentile_interval(value, kappa(drawn))
     return Agreement(wilson(int(counts.trace()), n), interval, n, len(verdicts) - n)
 
 
-def agree_in_groups(couples: Iterable[tuple[Mapping, Mapping]], groups: Mapping[Hashable, Hashable]) -> Agreement:
+def agree_in_groups(
+    couples: Iterable[tuple[Mapping, Mapping]], groups: Mapping[Hashable, Hashable]
+) -> Agreement:
     """Agreement and κ of several couples of raters, pooled, if pairs of a group are not independent observations.
 
     `couples`: (one, other) as for `agree`; `groups`: pair id to its group, such as the prompt that several pairs share.
@@ -68,7 +89,12 @@ def agree_in_groups(couples: Iterable[tuple[Mapping, Mapping]], groups: Mapping[
     names, (verdicts, judged) = list(WORTH), _both_judged(couples)
     cells = pd.crosstab(judged.index.map(groups), [judged["one"], judged["other"]])
     counts = cells.reindex(columns=list(product(names, names)), fill_value=0).to_numpy()
-    draws = np.random.default_rng(0).multinomial(len(counts), np.full(len(counts), 1 / len(counts)), RESAMPLES) @ counts
+    draws = (
+        np.random.default_rng(0).multinomial(
+            len(counts), np.full(len(counts), 1 / len(counts)), RESAMPLES
+        )
+        @ counts
+    )
     tables = np.vstack([counts.sum(0), draws]).reshape(-1, len(names), len(names))
     shares, kappas = np.trace(tables, axis1=1, axis2=2) / tables.sum((1, 2)), kappa(tables)
     intervals = [percentile_interval(values[0], values[1:]) for values in (shares, kappas)]
@@ -78,11 +104,16 @@ def agree_in_groups(couples: Iterable[tuple[Mapping, Mapping]], groups: Mapping[
 
 def _both_judged(couples: Iterable[tuple[Mapping, Mapping]]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the verdicts `one` and `other` of all couples, and those on pairs that both raters judged."""
-    both = [pd.DataFrame({"one": pd.Series(a, dtype=object), "other": pd.Series(b, dtype=object)}) for a, b in couples]
+    both = [
+        pd.DataFrame({"one": pd.Series(a, dtype=object), "other": pd.Series(b, dtype=object)})
+        for a, b in couples
+    ]
     verdicts = pd.concat(both)
     judged = verdicts[verdicts.isin(list(WORTH)).all(axis=1)]
     if not len(judged):
-        raise InputError(f"agreement: no pair of {len(verdicts)} that both raters judged: judge the same pairs")
+        raise InputError(
+            f"agreement: no pair of {len(verdicts)} that both raters judged: judge the same pairs"
+        )
     return verdicts, judged
 
 
@@ -100,11 +131,15 @@ def kappa(counts: np.ndarray) -> np.ndarray:
 
 def as_row(agreement: Agreement) -> dict:
     """The agreement as a row of a table, with intervals as dicts of mean, low, high and level."""
-    return agreement._asdict() | {"agreement": agreement.agreement._asdict(), "kappa": agreement.kappa._asdict()}
+    return agreement._asdict() | {
+        "agreement": agreement.agreement._asdict(),
+        "kappa": agreement.kappa._asdict(),
+    }
 
 
 def agreement_table(
-    raters: Mapping[str, Mapping[str, str | None]], groups: Mapping[Hashable, Hashable] | None = None
+    raters: Mapping[str, Mapping[str, str | None]],
+    groups: Mapping[Hashable, Hashable] | None = None,
 ) -> list[dict]:
     """`agree` for every two raters (Table 1): dicts with a, b, agreement, kappa (intervals), pairs, left_out.
 
@@ -142,11 +177,19 @@ def agreement_map(table: Sequence[Mapping]) -> Axes:
         share, kappa = row["agreement"], row["kappa"]["mean"]
         words = "κ undefined" if np.isnan(kappa) else f"κ {signed(kappa)}"
         shares.loc[row["b"], row["a"]] = share["mean"]
-        texts.loc[row["b"], row["a"]] = f"{share['mean']:.0%}\n[{share['low']:.0%}, {share['high']:.0%}]\n{words}"
+        texts.loc[row["b"], row["a"]] = (
+            f"{share['mean']:.0%}\n[{share['low']:.0%}, {share['high']:.0%}]\n{words}"
+        )
     pairs = [row["pairs"] for row in table]
     ax = subplots((1, 1), 0.16 * len(names))[0, 0]
     bar = {"label": "agreement", "format": PercentFormatter(1)}
-    look = {"vmin": 0, "vmax": 1, "cmap": "cividis", "linewidths": 0.5, "annot_kws": {"size": "medium"}}
+    look = {
+        "vmin": 0,
+        "vmax": 1,
+        "cmap": "cividis",
+        "linewidths": 0.5,
+        "annot_kws": {"size": "medium"},
+    }
     seaborn.heatmap(shares, annot=texts, fmt="", cbar_kws=bar, ax=ax, **look)
     ax.grid(False)
     ax.set(xlabel="rater", ylabel="rater")
@@ -161,15 +204,24 @@ def win_rates(rates: Mapping[str, WinRate]) -> Axes:
 
     `rates`: name of a bar -> its `statistics.win_rate`.
     """
-    counts = pd.DataFrame({name: {key: getattr(rate, key) for key in OUTCOMES} for name, rate in rates.items()}).T
+    counts = pd.DataFrame(
+        {name: {key: getattr(rate, key) for key in OUTCOMES} for name, rate in rates.items()}
+    ).T
     ax = subplots((1, 1), 0.1 * len(rates) + 0.24)[0, 0]
-    counts.div(counts.sum(axis=1), axis=0).plot.barh(stacked=True, width=0.66, color=OUTCOMES, legend=False, ax=ax)
+    counts.div(counts.sum(axis=1), axis=0).plot.barh(
+        stacked=True, width=0.66, color=OUTCOMES, legend=False, ax=ax
+    )
     for bars, key in zip(ax.containers, OUTCOMES, strict=True):
         text = "black" if key == "tie" else "white"
-        ax.bar_label(bars, fmt=lambda x: f"{x:.0%}" if x >= 0.06 else "", label_type="center", color=text)
-    names = [f"{n}\n{r.rate.mean:.0%} [{r.rate.low:.0%}, {r.rate.high:.0%}]" for n, r in rates.items()]
+        ax.bar_label(
+            bars, fmt=lambda x: f"{x:.0%}" if x >= 0.06 else "", label_type="center", color=text
+        )
+    names = [
+        f"{n}\n{r.rate.mean:.0%} [{r.rate.low:.0%}, {r.rate.high:.0%}]" for n, r in rates.items()
+    ]
     ax.set_yticks(range(len(rates)), names, parse_math=False)
-    ax.axvline(0.5, color="black", linewidth=0.8, linestyle="--", zorder=0)  # shows between the bars
+    # shows between the bars
+    ax.axvline(0.5, color="black", linewidth=0.8, linestyle="--", zorder=0)
     ax.set(xlim=(0, 1), xlabel="share of pairs", ylabel="win rate [interval]")
     ax.invert_yaxis()
     ax.xaxis.set_major_formatter(PercentFormatter(1))

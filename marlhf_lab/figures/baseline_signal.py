@@ -29,10 +29,26 @@ def signal_table(record: Mapping) -> str:
     for setting, found in record["found"].items():
         mark = "**" * (setting == record["primary"])
         signals = [number(found["signal"][name]) for name in ("T", "L", "M", "S", "D", "fitted")]
-        contrasts = [interval(found["contrasts"][name], "+.3f") for name in ("S - M", "D - L", "fitted - L")]
+        contrasts = [
+            interval(found["contrasts"][name], "+.3f") for name in ("S - M", "D - L", "fitted - L")
+        ]
         saved = interval(record["cells"][setting]["variance_saved"])
-        lines.append([f"{mark}{setting}{mark}", *signals, *(c.replace("-", "−") for c in contrasts), saved])
-    heads = ["setting", "T", "L", "M", "S", "D", "fitted", "S − M", "D − L", "fitted − L", "variance, V / fitted"]
+        lines.append(
+            [f"{mark}{setting}{mark}", *signals, *(c.replace("-", "−") for c in contrasts), saved]
+        )
+    heads = [
+        "setting",
+        "T",
+        "L",
+        "M",
+        "S",
+        "D",
+        "fitted",
+        "S − M",
+        "D − L",
+        "fitted − L",
+        "variance, V / fitted",
+    ]
     return markdown(heads, lines)
 
 
@@ -43,7 +59,9 @@ def response_figure(record: Mapping, n: int = 5) -> np.ndarray:
     All in deviations of the setting's score, for a choice of slope 1.
     """
     axes, places = plots.subplots((1, 2), 0.5)[0], []
-    for rank, (setting, style) in enumerate(plots.method_styles([*record["cells"]], marker=True).items()):
+    for rank, (setting, style) in enumerate(
+        plots.method_styles([*record["cells"]], marker=True).items()
+    ):
         cell = record["cells"][setting]
         unit, place = cell["score"]["deviation"], SHOWN + 1.5 + rank
         response = np.array([h["mean"] for h in cell["response"][:SHOWN]]) / unit
@@ -57,10 +75,14 @@ def response_figure(record: Mapping, n: int = 5) -> np.ndarray:
         ax.axhline(0, color="0.6", linewidth=0.8, zorder=0)
     axes[0].axvline(SHOWN + 0.75, color="0.8", linewidth=0.8)
     axes[0].set(xlabel="tokens after the choice", ylabel="response, in deviations of the score")
-    axes[0].set_xticks([1, 5, 10, SHOWN - 1, np.mean(places)], ["1", "5", "10", str(SHOWN - 1), "credit"])
+    axes[0].set_xticks(
+        [1, 5, 10, SHOWN - 1, np.mean(places)], ["1", "5", "10", str(SHOWN - 1), "credit"]
+    )
     axes[1].set(xlabel="place of the token in its macro action", ylabel="taken away, same unit")
     axes[1].set_xticks(range(n))
-    axes[0].figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize="small")
+    axes[0].figure.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize="small"
+    )
     text = (
         "Left: how far a choice along the improving direction moves V, by tokens afterwards; then the credit that it "
         "earns, with its 95 % interval over answers. Right: what the mean of V over an action of five tokens "

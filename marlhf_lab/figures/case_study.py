@@ -13,9 +13,16 @@ from marlhf_lite.macro import TerminationRule
 from marlhf_lite.plotting.training import signed
 from marlhf_lite.utils.errors import InputError
 
-SCORES = {"rm_score": "RM score", "gold": "gold score", "kl": "KL (nats)", "tokens": "tokens", "ended": "EOS"}
+SCORES = {
+    "rm_score": "RM score",
+    "gold": "gold score",
+    "kl": "KL (nats)",
+    "tokens": "tokens",
+    "ended": "EOS",
+}
 _PLAIN = "white-space:pre-wrap;overflow-wrap:anywhere;font-family:monospace;line-height:1.6"
-_CELL, _HEAD = (f'<{tag} style="text-align:left;vertical-align:top">' for tag in ("td", "th"))  # pages align right
+# pages align right
+_CELL, _HEAD = (f'<{tag} style="text-align:left;vertical-align:top">' for tag in ("td", "th"))
 _TABLE = '<table border="0" style="width:100%;text-align:left">'
 
 
@@ -42,20 +49,26 @@ def case_study(
     methods = frame["method"].unique().tolist()
     twice = frame[frame.duplicated(["method", "id"])]
     if len(twice):
-        raise InputError(f"{twice['method'].iloc[0]}: two responses to prompt {twice['id'].iloc[0]!r}: give one")
+        raise InputError(
+            f"{twice['method'].iloc[0]}: two responses to prompt {twice['id'].iloc[0]!r}: give one"
+        )
     ids, sections = frame["id"].unique().tolist(), []
     drawn = set(random.Random(seed).sample(ids, min(prompts, len(ids))))
     for name in (name for name in ids if name in drawn):
         answers = frame[frame["id"] == name].set_index("method", drop=False)
         gone = [method for method in methods if method not in answers.index]
         if gone:
-            raise InputError(f"prompt {name}: no response of {', '.join(gone)}: give every method's")
+            raise InputError(
+                f"prompt {name}: no response of {', '.join(gone)}: give every method's"
+            )
         lines = [f"<tr>{_HEAD}</th>{_HEAD}scores</th>{_HEAD}response</th></tr>"]
         for method, row in answers.loc[methods].iterrows():
             cells = (_scores(row), _response(row, tokenizer, rules.get(method)))
             line = "".join(f"{_CELL}{cell}</td>" for cell in cells)
             lines.append(f"<tr>{_HEAD}{html.escape(method)}</th>{line}</tr>")
-        sections.append(f"<section>{_text(answers['prompt'].iloc[0])}{_TABLE}{''.join(lines)}</table></section>")
+        sections.append(
+            f"<section>{_text(answers['prompt'].iloc[0])}{_TABLE}{''.join(lines)}</table></section>"
+        )
     return "".join(sections)
 
 
@@ -79,4 +92,6 @@ def _response(row: pd.Series, tokenizer, rule: TerminationRule | None) -> str:
         return _text(row["response"])
     rollout = restore(tokenizer, row.to_frame().T)
     macro = rule(rollout.mask, token_ids=rollout.response_ids, tokenizer=tokenizer)
-    return spans_html(token_pieces(tokenizer, row["token_ids"]), {f"{int(macro.mask.sum())} macro actions": macro})
+    return spans_html(
+        token_pieces(tokenizer, row["token_ids"]), {f"{int(macro.mask.sum())} macro actions": macro}
+    )

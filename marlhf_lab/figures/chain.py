@@ -9,12 +9,17 @@ from torch import Tensor
 
 from marlhf_lite.plotting.styles import method_styles
 
-KINDS = {"macro": ("MA-PPO", "macro actions, λ = 0.95"), "control": ("PPO lam^(1/n)", "single tokens, λ′ = 0.95^(1/n)")}
+KINDS = {
+    "macro": ("MA-PPO", "macro actions, λ = 0.95"),
+    "control": ("PPO lam^(1/n)", "single tokens, λ′ = 0.95^(1/n)"),
+}
 INFINITE = {math.inf: "∞"}
 GREYS = ("0", "0.2", "0.35", "0.5", "0.65")
 
 
-def signal_by_distance(far: Sequence[float], signals: Mapping[tuple, tuple[Tensor, Tensor]]) -> Axes:
+def signal_by_distance(
+    far: Sequence[float], signals: Mapping[tuple, tuple[Tensor, Tensor]]
+) -> Axes:
     """Draw the signal that is kept, by distance to the score: macro actions on the left, their control on the right.
 
     Args:
@@ -25,15 +30,24 @@ def signal_by_distance(far: Sequence[float], signals: Mapping[tuple, tuple[Tenso
     for ax, (kind, (_, title)) in zip(axes, KINDS.items(), strict=True):
         chosen = {n: pair for (name, n), pair in signals.items() if name == kind}
         for (n, (mean, half)), marker, grey in zip(chosen.items(), "os^vD", GREYS, strict=False):
-            look = {"marker": marker, "markersize": 4, "color": grey, "label": f"n = {INFINITE.get(n, n)}"}
+            look = {
+                "marker": marker,
+                "markersize": 4,
+                "color": grey,
+                "label": f"n = {INFINITE.get(n, n)}",
+            }
             ax.errorbar(far, mean, half, **look)
         ax.set(xlabel="tokens to the score", title=title)
     axes[0].set_ylabel("signal kept (1 = all)")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(chosen))
+    figure.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(chosen)
+    )
     return axes[0]
 
 
-def cosines_by_critic(critics: Sequence[str], sizes: Sequence[float], cosines: Mapping[tuple, Tensor]) -> Axes:
+def cosines_by_critic(
+    critics: Sequence[str], sizes: Sequence[float], cosines: Mapping[tuple, Tensor]
+) -> Axes:
     """Draw the cosine of a batch's gradient with the true one by n, a panel for each critic.
 
     Args:
@@ -44,9 +58,17 @@ def cosines_by_critic(critics: Sequence[str], sizes: Sequence[float], cosines: M
     for ax, critic in zip(axes, critics, strict=True):
         for shift, (kind, (method, label)) in zip((-0.08, 0.08), KINDS.items(), strict=True):
             means = [cosines[critic, kind, n].mean() for n in sizes]
-            bars = [1.96 * cosines[critic, kind, n].std() / math.sqrt(len(cosines[critic, kind, n])) for n in sizes]
+            bars = [
+                1.96 * cosines[critic, kind, n].std() / math.sqrt(len(cosines[critic, kind, n]))
+                for n in sizes
+            ]
             places = [place + shift for place in range(len(sizes))]
-            look = {"marker": "o", "markersize": 4, "label": label, **method_styles([method])[method]}
+            look = {
+                "marker": "o",
+                "markersize": 4,
+                "label": label,
+                **method_styles([method])[method],
+            }
             ax.errorbar(places, means, bars, **look)
         ax.set(title=critic.replace(", ", ",\n"), xlabel="n", ylim=(0, 1))
         ax.set_xticks(range(len(sizes)), [str(INFINITE.get(n, n)) for n in sizes])
@@ -74,7 +96,9 @@ def credit_by_place(shares: Mapping[str, Mapping[str, tuple]]) -> Axes:
     return axes[0]
 
 
-def norms_by_n(sizes: Sequence[int], norms: Mapping[str, Sequence[float]], rms: Mapping[str, Sequence[float]]) -> Axes:
+def norms_by_n(
+    sizes: Sequence[int], norms: Mapping[str, Sequence[float]], rms: Mapping[str, Sequence[float]]
+) -> Axes:
     """Draw L2 norms (left) and root mean squares (right) of advantages and returns by n: {"Â": [N], "Q̂": [N]}."""
     left, right = plt.subplots(1, 2, figsize=(7.2, 3.2))[1]
     for name, marker, style in (("Â", "o", "-"), ("Q̂", "s", "--")):

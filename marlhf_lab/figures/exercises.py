@@ -22,7 +22,9 @@ def taken(answer: Any) -> Any:
     A wrapped function returns tensors, too, and keeps what it returned last as `said`.
     """
     if isinstance(answer, np.ndarray) and answer.dtype.kind in "fiub":
-        return torch.as_tensor(answer, dtype=torch.get_default_dtype() if answer.dtype.kind == "f" else None)
+        return torch.as_tensor(
+            answer, dtype=torch.get_default_dtype() if answer.dtype.kind == "f" else None
+        )
     if not isfunction(answer) or hasattr(answer, "said"):
         return answer
 
@@ -37,7 +39,9 @@ def taken(answer: Any) -> Any:
 
 def shown(name: str, answer: Any) -> str:
     """Return an answer as one text: its value, or what a function returned last."""
-    value = f"{name}(…) returned {answer.said!r}" if hasattr(answer, "said") else f"{name} = {answer!r}"
+    value = (
+        f"{name}(…) returned {answer.said!r}" if hasattr(answer, "said") else f"{name} = {answer!r}"
+    )
     return value if len(value) <= LONG else value[:LONG] + " …"
 
 

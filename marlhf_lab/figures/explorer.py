@@ -48,14 +48,22 @@ def explore(
     """
     reference, shown = _remember(logprobs), _remember(values)
     if headless() if interactive is None else not interactive:
-        return rule_figure(tokenizer, next(iter(texts.values())), MacroConfig(), 0, shown, reference, label)
+        return rule_figure(
+            tokenizer, next(iter(texts.values())), MacroConfig(), 0, shown, reference, label
+        )
     import ipywidgets
     from IPython.display import HTML, display
 
-    def show(example: str, own: str = "", n: int = 5, cutoff: int = 5, seed: int = 0, **options: Any) -> None:
+    def show(
+        example: str, own: str = "", n: int = 5, cutoff: int = 5, seed: int = 0, **options: Any
+    ) -> None:
         try:
             macro = MacroConfig(n="inf" if n > 32 else str(n), cutoff=cutoff, **options)
-            display(rule_figure(tokenizer, own if own.strip() else example, macro, seed, shown, reference, label))
+            display(
+                rule_figure(
+                    tokenizer, own if own.strip() else example, macro, seed, shown, reference, label
+                )
+            )
         except InputError as error:
             display(HTML(f'<p role="alert">⚠ {html.escape(str(error))}</p>'))
 
@@ -77,7 +85,13 @@ def _remember(function: Numbers) -> Numbers:
 
 
 def rule_figure(
-    tokenizer: Any, text: str, choice: MacroConfig, seed: int, values: Numbers, logprobs: Numbers, label: str
+    tokenizer: Any,
+    text: str,
+    choice: MacroConfig,
+    seed: int,
+    values: Numbers,
+    logprobs: Numbers,
+    label: str,
 ) -> Figure:
     """Draw the spans of a text's macro actions, and below them the values of tokens and of macro actions.
 
@@ -105,7 +119,13 @@ def rule_figure(
     pooled = macro_values(numbers[None], macro, choice.sigma)[0].tolist()
     for number, ((start, end), value) in enumerate(zip(macro.spans()[0], pooled, strict=True)):
         name = f"macro action, σ {choice.sigma}" if number == 0 else None
-        below.plot([start - 0.45, end - 0.55], [value] * 2, color=SPANS[number % 2], linewidth=2.5, label=name)
+        below.plot(
+            [start - 0.45, end - 0.55],
+            [value] * 2,
+            color=SPANS[number % 2],
+            linewidth=2.5,
+            label=name,
+        )
     below.set(xlabel="token of the response", ylabel=label)
     mean = f"{facts['macro_actions']} macro actions of {facts['tokens']} tokens, mean length {facts['mean_length']:.2f}"
     below.set_title(mean, fontsize="medium", loc="left")

@@ -22,7 +22,10 @@ CRITICS = {  # of the record -> its name on the page, from the critic that knows
     "normal, start": "normal head, untrained",
     "normal, trained": "normal head, trained",
 }
-KNOWN = {"value_noise": "noise of the values", "score_explained_variance": "explained variance of the score"}
+KNOWN = {
+    "value_noise": "noise of the values",
+    "score_explained_variance": "explained variance of the score",
+}
 FIGURE = Path("figures") / "gradient_signal" / "signal_to_noise.png"
 
 
@@ -50,7 +53,10 @@ def ratio_table(record: Mapping) -> str:
 def critic_table(record: Mapping) -> str:
     """Noise of each critic's values, and its explained variance of the score, in Markdown."""
     rows = record["cells"]["critics"]
-    lines = [[words, *(number(rows[critic][key], ".3f") for key in KNOWN)] for critic, words in CRITICS.items()]
+    lines = [
+        [words, *(number(rows[critic][key], ".3f") for key in KNOWN)]
+        for critic, words in CRITICS.items()
+    ]
     return markdown(["critic", *KNOWN.values()], lines)
 
 
@@ -66,19 +72,35 @@ def signal_figure(record: Mapping, reasons: Mapping) -> np.ndarray:
             drawn = drawn_signals(record["cells"]["projections"][critic][name], resamples=2000)
             low, high = np.percentile(drawn, [2.5, 97.5])
             axes[0].plot([low, high], [place, place], color=look["color"], linewidth=1.2)
-            style = {"color": look["color"], "marker": look["marker"], "markersize": 4, "linestyle": "none"}
+            style = {
+                "color": look["color"],
+                "marker": look["marker"],
+                "markersize": 4,
+                "linestyle": "none",
+            }
             label = name if line == 0 else None
-            axes[0].plot(record["found"][critic]["signal_to_noise"][name], place, label=label, **style)
+            axes[0].plot(
+                record["found"][critic]["signal_to_noise"][name], place, label=label, **style
+            )
     axes[0].axvline(0, color="0.6", linewidth=0.8, zorder=0)
     axes[0].set_yticks(range(len(CRITICS)), CRITICS.values())
-    axes[0].set(ylim=(len(CRITICS) - 0.5, -0.5), ylabel="critic", xlabel="signal over noise of one batch")
-    for (critic, values), dashes in zip(reasons["cells"]["correlations"].items(), ("-", "--", ":"), strict=True):
+    axes[0].set(
+        ylim=(len(CRITICS) - 0.5, -0.5), ylabel="critic", xlabel="signal over noise of one batch"
+    )
+    for (critic, values), dashes in zip(
+        reasons["cells"]["correlations"].items(), ("-", "--", ":"), strict=True
+    ):
         axes[1].plot(values, linestyle=dashes, color="black", linewidth=1.2, label=CRITICS[critic])
     axes[1].axhline(0, color="0.6", linewidth=0.8, zorder=0)
     axes[1].legend(fontsize="small", loc="upper right")
-    axes[1].set(xlabel="token of the answer (the first 12 words are paid)", ylabel="correlation of V with the score")
+    axes[1].set(
+        xlabel="token of the answer (the first 12 words are paid)",
+        ylabel="correlation of V with the score",
+    )
     axes[0].grid(axis="x", alpha=0.3, linewidth=0.5)
-    axes[1].figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize="small")
+    axes[1].figure.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize="small"
+    )
     text = (
         "Above: projections of the gradients of 64 batches of 16 answers on the gradient of the other half's 512 "
         "answers, mean over standard deviation; bars: 95 % intervals of a bootstrap over batches. With a constant "
@@ -91,5 +113,7 @@ def signal_figure(record: Mapping, reasons: Mapping) -> np.ndarray:
 
 if __name__ == "__main__":
     stored = gradient_record()
-    plots.save(signal_figure(stored, gradient_record("benchmark_gradient_signal_afterwards")), FIGURE)
+    plots.save(
+        signal_figure(stored, gradient_record("benchmark_gradient_signal_afterwards")), FIGURE
+    )
     print(ratio_table(stored), critic_table(stored), sep="\n\n")

@@ -24,7 +24,10 @@ class Person(Judge):
 
 
 def judge_by_hand(
-    pairs: Sequence[Comparison], folder: str | Path, annotator: str = "annotator-1", criteria: str = "tldr"
+    pairs: Sequence[Comparison],
+    folder: str | Path,
+    annotator: str = "annotator-1",
+    criteria: str = "tldr",
 ):
     """A box with one pair at a time; a click stores the judgment and shows the next pair.
 
@@ -39,12 +42,20 @@ def judge_by_hand(
     import ipywidgets as widgets  # an extra: the library works without it
 
     store = JudgmentStore(Person(annotator, CRITERIA[criteria]), pairs, folder)
-    page, buttons = widgets.HTML(), {winner: widgets.Button(description=label) for winner, label in _LABELS.items()}
+    page, buttons = (
+        widgets.HTML(),
+        {winner: widgets.Button(description=label) for winner, label in _LABELS.items()},
+    )
 
     def show() -> None:
         waiting = store.waiting()
-        done, kept = f"{len(store.rows())} of {len(store.comparisons)} pairs judged", html.escape(str(store.path))
-        page.value = f"<p>{done}</p>" + (_page(waiting[0], criteria) if waiting else f"<p>Stored in {kept}</p>")
+        done, kept = (
+            f"{len(store.rows())} of {len(store.comparisons)} pairs judged",
+            html.escape(str(store.path)),
+        )
+        page.value = f"<p>{done}</p>" + (
+            _page(waiting[0], criteria) if waiting else f"<p>Stored in {kept}</p>"
+        )
         for button in buttons.values():
             button.disabled = not waiting
 
@@ -60,7 +71,9 @@ def judge_by_hand(
 
 def _page(comparison: Comparison, criteria: str) -> str:
     task = CRITERIA[criteria]
-    cells = zip((task.prompt, f"{task.response} 1", f"{task.response} 2"), comparison.texts, strict=True)
+    cells = zip(
+        (task.prompt, f"{task.response} 1", f"{task.response} 2"), comparison.texts, strict=True
+    )
     texts = [("how to judge", task.question()), *cells]
     return "".join(
         f'<h4>{html.escape(title)}</h4><div style="white-space:pre-wrap">{html.escape(printable(text.strip()))}</div>'

@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.plotting.styles import SERIES, method_styles
 
-Series = Mapping[str, Sequence]  # name -> [N] numbers, or [2, N] with the positions on the x axis first
+# name -> [N] numbers, or [2, N] with the positions on the x axis first
+Series = Mapping[str, Sequence]
 LINES = ("-", "--", ":", "-.")
 
 
@@ -67,12 +68,19 @@ def _styles(names: Sequence[str]) -> dict[str, dict]:
     styles = method_styles(list(dict.fromkeys(names)))
     quantities = [name for name, style in styles.items() if style["color"] in SERIES]
     lines = {name: LINES[place % len(LINES)] for place, name in enumerate(quantities)}
-    return {name: style | {"linestyle": lines.get(name, style["linestyle"])} for name, style in styles.items()}
+    return {
+        name: style | {"linestyle": lines.get(name, style["linestyle"])}
+        for name, style in styles.items()
+    }
 
 
 def _places(numbers: Sequence, at: Sequence[float] | None) -> Sequence:
     numbers = np.asarray(numbers, dtype=float)
-    return numbers if numbers.ndim == 2 else (range(1, len(numbers) + 1) if at is None else at, numbers)
+    return (
+        numbers
+        if numbers.ndim == 2
+        else (range(1, len(numbers) + 1) if at is None else at, numbers)
+    )
 
 
 @plt.rc_context(plots.STYLE)

@@ -34,7 +34,9 @@ def token_pieces(tokenizer, ids: Sequence[int]) -> list[str]:
     text, places = TokenText(tokenizer)(ids)
     pieces, last = [], 0
     for token, (start, end) in zip(ids, places, strict=True):
-        pieces.append(text[max(start, last) : end] if start < end else tokenizer.convert_ids_to_tokens(token))
+        pieces.append(
+            text[max(start, last) : end] if start < end else tokenizer.convert_ids_to_tokens(token)
+        )
         last = max(last, end)
     return pieces
 
@@ -47,18 +49,28 @@ def _width(text: str) -> int:
 @functools.cache
 def _fonts(characters: frozenset[str]) -> list[str]:
     """The monospace font, and installed fonts for characters that it lacks; warn once if no font has a character."""
-    fonts, missing = ["monospace"], _lacking(font_manager.findfont("monospace"), filter(str.isprintable, characters))
+    fonts, missing = (
+        ["monospace"],
+        _lacking(font_manager.findfont("monospace"), filter(str.isprintable, characters)),
+    )
     for font in font_manager.fontManager.ttflist if missing else ():
-        left = missing if font.name.startswith("Last Resort") else _lacking(font.fname, missing)  # boxes for all
+        # boxes for all
+        left = missing if font.name.startswith("Last Resort") else _lacking(font.fname, missing)
         fonts, missing = fonts + [font.name] * (left < missing), left
     if missing:
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # one for each character and figure
-        warnings.warn(f"no font has {min(missing)}: install one such as Noto Sans CJK, then restart", stacklevel=2)
+        # one for each character and figure
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        warnings.warn(
+            f"no font has {min(missing)}: install one such as Noto Sans CJK, then restart",
+            stacklevel=2,
+        )
     return fonts
 
 
 def _lacking(font: str, characters: Iterable[str]) -> set[str]:
-    return {char for char in characters if not font_manager.get_font(font).get_char_index(ord(char))}
+    return {
+        char for char in characters if not font_manager.get_font(font).get_char_index(ord(char))
+    }
 
 
 def draw_spans(ax: Axes, pieces: Sequence[str], macro: MacroActions, columns: int = 64) -> None:
@@ -90,10 +102,21 @@ def draw_spans(ax: Axes, pieces: Sequence[str], macro: MacroActions, columns: in
             y, x = places[t]
             a, b = x + 0.12 * (t == start), x + _width(shown[t]) - 0.12 * (t == end - 1)
             box = Rectangle(
-                (a, y + 0.08), b - a, 0.84, color=PALE_SPANS[number % 2], lw=0, gid=f"macro action {number}"
+                (a, y + 0.08),
+                b - a,
+                0.84,
+                color=PALE_SPANS[number % 2],
+                lw=0,
+                gid=f"macro action {number}",
             )
             ax.add_patch(box)
-            ax.plot([a, b], [y + 0.92] * 2, color=SPANS[number % 2], linewidth=1.2, solid_capstyle="butt")
+            ax.plot(
+                [a, b],
+                [y + 0.92] * 2,
+                color=SPANS[number % 2],
+                linewidth=1.2,
+                solid_capstyle="butt",
+            )
             if t > start:
                 ax.plot([x, x], [y + 0.12, y + 0.84], color="white", linewidth=0.8)
             ax.text(x + _width(shown[t]) / 2, y + 0.47, shown[t], **words)
@@ -102,7 +125,9 @@ def draw_spans(ax: Axes, pieces: Sequence[str], macro: MacroActions, columns: in
         ax.text(x + _width(shown[t]) / 2, y + 0.47, shown[t], color="0.5", style="italic", **words)
 
 
-def spans_html(pieces: Sequence[str], segmentations: Mapping[str, MacroActions], row: int = 0) -> str:
+def spans_html(
+    pieces: Sequence[str], segmentations: Mapping[str, MacroActions], row: int = 0
+) -> str:
     """Return the spans as an HTML fragment: all text is escaped, and nothing is loaded from outside.
 
     Text and page keep their colours, and spans are half transparent, so they suit light and dark pages. Underlines
@@ -113,10 +138,19 @@ def spans_html(pieces: Sequence[str], segmentations: Mapping[str, MacroActions],
         spans = segmentation.spans()[row]
         covered = spans[-1][1] if spans else 0
         if covered != len(pieces):
-            raise InputError(f"{name}: its macro actions cover {covered} tokens, the response has {len(pieces)}")
+            raise InputError(
+                f"{name}: its macro actions cover {covered} tokens, the response has {len(pieces)}"
+            )
         before = [0, *(end for _, end in spans[:-1])]
-        holes = [_hole(pieces[end:start]) for end, (start, _) in zip(before, spans, strict=True)] if spans else []
-        cells = "".join(hole + _span(pieces[a:b], i) for i, (hole, (a, b)) in enumerate(zip(holes, spans, strict=True)))
+        holes = (
+            [_hole(pieces[end:start]) for end, (start, _) in zip(before, spans, strict=True)]
+            if spans
+            else []
+        )
+        cells = "".join(
+            hole + _span(pieces[a:b], i)
+            for i, (hole, (a, b)) in enumerate(zip(holes, spans, strict=True))
+        )
         lines.append(
             f'<tr style="background:transparent"><th scope="row" style="text-align:left;vertical-align:top;'
             f'padding:3px 10px 3px 0;font-weight:600;white-space:nowrap">{html.escape(name)}</th>'
@@ -128,7 +162,10 @@ def spans_html(pieces: Sequence[str], segmentations: Mapping[str, MacroActions],
 
 def _hole(pieces: Sequence[str]) -> str:
     text = html.escape("".join(piece.translate(_VISIBLE) or "·" for piece in pieces))
-    return text and f'<span title="environment" style="opacity:0.6;font-style:italic;margin-right:2px">{text}</span>'
+    return (
+        text
+        and f'<span title="environment" style="opacity:0.6;font-style:italic;margin-right:2px">{text}</span>'
+    )
 
 
 def _span(pieces: Sequence[str], number: int) -> str:
@@ -150,12 +187,23 @@ def length_histograms(segmentations: Mapping[str, MacroActions]) -> np.ndarray:
     longest, columns = 16, min(3, len(segmentations))
     rows = -(-len(segmentations) // columns)
     figure, axes = plt.subplots(
-        rows, columns, sharex=True, sharey=True, squeeze=False, figsize=(7.2, 1.5 * rows + 0.4), layout="constrained"
+        rows,
+        columns,
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        figsize=(7.2, 1.5 * rows + 0.4),
+        layout="constrained",
     )
     ticks = [1, *range(5, longest - 2, 5), longest]
     for ax, (name, macro) in zip(axes.flat, segmentations.items(), strict=False):
         lengths = macro.lengths[macro.mask].numpy()
-        bars = {"weights": lengths, "stat": "proportion", "discrete": True, "binrange": (1, longest)}
+        bars = {
+            "weights": lengths,
+            "stat": "proportion",
+            "discrete": True,
+            "binrange": (1, longest),
+        }
         look = {"color": SERIES[0], "alpha": 1, "linewidth": 0, "shrink": 0.85}
         seaborn.histplot(x=lengths.clip(max=longest), ax=ax, **bars, **look)
         ax.axvline(min(lengths.mean(), longest), color=SERIES[3], linestyle="--", linewidth=1.2)
@@ -185,7 +233,14 @@ def rule_table(segmentations: Mapping[str, MacroActions]) -> str:
 def boundary_map(names: Sequence[str], beyond: np.ndarray) -> Axes:
     """Draw how many boundaries every two rules share as a map; `beyond`: [R, R] F1 minus what chance gives."""
     ax = plt.subplots(figsize=(7.2, 0.5 * len(names) + 0.9), layout="constrained")[1]
-    look = {"vmin": 0, "vmax": 1, "cmap": "cividis", "linewidths": 0.5, "cbar": False, "square": False}
+    look = {
+        "vmin": 0,
+        "vmax": 1,
+        "cmap": "cividis",
+        "linewidths": 0.5,
+        "cbar": False,
+        "square": False,
+    }
     seaborn.heatmap(np.asarray(beyond) + 0.0, annot=True, fmt="z.2f", ax=ax, **look)
     ax.set_xticklabels(names, rotation=30, ha="right")
     ax.set_yticklabels(names, rotation=0)
@@ -194,7 +249,9 @@ def boundary_map(names: Sequence[str], beyond: np.ndarray) -> Axes:
     return ax
 
 
-def surprise_figure(nll: Sequence[float], spans: Sequence[tuple[int, int]], pieces: Sequence[str]) -> Axes:
+def surprise_figure(
+    nll: Sequence[float], spans: Sequence[tuple[int, int]], pieces: Sequence[str]
+) -> Axes:
     """Draw the negative log-likelihood of each token of a response, in nats, and the mean of each macro action.
 
     The axis is logarithmic; numbers below 1e-6 nats are drawn at 1e-6.
@@ -205,7 +262,9 @@ def surprise_figure(nll: Sequence[float], spans: Sequence[tuple[int, int]], piec
         ends, label = [start - 0.4, end - 0.6], "mean of its macro action" if number == 0 else None
         ax.plot(ends, [np.mean(nll[start:end])] * 2, color=SERIES[3], linewidth=2, label=label)
     ax.set_yscale("log")
-    ax.set_xticks(range(len(shown)), [piece.strip() or "␣" for piece in pieces], rotation=90, fontsize=9)
+    ax.set_xticks(
+        range(len(shown)), [piece.strip() or "␣" for piece in pieces], rotation=90, fontsize=9
+    )
     ax.set(xlabel="token", ylabel="nll (nats, log scale)", ylim=(shown.min() / 3, 30))
     ax.legend(ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))
     return ax
@@ -226,7 +285,11 @@ def gain_over_length(fixed: Mapping[str, tuple], rules: Mapping[str, tuple]) -> 
         bars = [[gain["mean"] - gain["low"]], [gain["high"] - gain["mean"]]]
         look = styles[name] | {"linestyle": "none", "markersize": 6, "elinewidth": 1}
         ax.errorbar(length, gain["mean"], bars, label=name, **look)
-    ax.set(xscale="log", xlabel="tokens to a macro action (mean; log scale)", ylabel="RM score, gain over SFT")
+    ax.set(
+        xscale="log",
+        xlabel="tokens to a macro action (mean; log scale)",
+        ylabel="RM score, gain over SFT",
+    )
     ax.set_xticks([1, 3, 5, 10, 50], ["1", "3", "5", "10", "50"], minor=False)
     ax.minorticks_off()
     ax.grid(alpha=0.3, linewidth=0.5)

@@ -25,13 +25,20 @@ from marlhf_lite.utils.shipped import shipped
 from marlhf_lite.utils.threads import choose_threads
 
 PROFILES = ("smoke", "cpu", "gpu")
-PAGE = {"font.size": 10, "figure.dpi": 96, "figure.figsize": (7.2, 3.0), "figure.constrained_layout.use": True}
+PAGE = {
+    "font.size": 10,
+    "figure.dpi": 96,
+    "figure.figsize": (7.2, 3.0),
+    "figure.constrained_layout.use": True,
+}
 # Packages that Colab and Kaggle have in another version than the library needs.
 REPLACED = ("pyarrow", "datasets", "transformers", "huggingface_hub", "numpy", "pandas")
 # A picture has few colours, so its file is a third as large; the colours of thin lines are kept.
 PALETTE = {"colors": 64, "method": 1, "kmeans": 1, "dither": 0}  # method 1: MAXCOVERAGE
 # If the page to play with runs (JupyterLab, the site), the picture after it is hidden.
-HIDE_STILL = "<style>:is(.jp-OutputArea-child, .output):has(iframe.play) + * {display: none}</style>"
+HIDE_STILL = (
+    "<style>:is(.jp-OutputArea-child, .output):has(iframe.play) + * {display: none}</style>"
+)
 T = TypeVar("T")
 
 
@@ -92,7 +99,10 @@ class _Bar(tqdm):
     """A progress bar on stdout: its last state stays in the saved notebook, and there are no widgets to lose."""
 
     def __init__(self, *args: Any, **kwargs: Any):
-        look = {"bar_format": "{l_bar}{bar}| {n_fmt}/{total_fmt} [{remaining} left{postfix}]", "ncols": 90}
+        look = {
+            "bar_format": "{l_bar}{bar}| {n_fmt}/{total_fmt} [{remaining} left{postfix}]",
+            "ncols": 90,
+        }
         if not kwargs.get("leave", True) and headless():  # nobody watches it, and blanks would stay
             kwargs["disable"] = True
         super().__init__(*args, **{"file": sys.stdout, "mininterval": 0.5, **look} | kwargs)
@@ -177,7 +187,9 @@ def page(name: str, height: int) -> str:
 
     The notebook holds the page compressed; the browser unpacks it.
     """
-    packed = b64encode(gzip.compress(shipped(f"interactive/{name}.html", "figures").read_bytes(), mtime=0)).decode()
+    packed = b64encode(
+        gzip.compress(shipped(f"interactive/{name}.html", "figures").read_bytes(), mtime=0)
+    ).decode()
     opened = f"""<script>(async () => {{
 const bytes = Uint8Array.from(atob("{packed}"), (c) => c.charCodeAt(0));
 const page = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
@@ -189,7 +201,10 @@ document.open(); document.write(page); document.close(); }})();</script>"""
 
 def _still(path: Any) -> dict:
     """The picture beside a diagram or a page; figures/pictures.py makes them."""
-    return {"image/png": b64encode(path.with_suffix(".png").read_bytes()).decode(), "text/plain": path.stem}
+    return {
+        "image/png": b64encode(path.with_suffix(".png").read_bytes()).decode(),
+        "text/plain": path.stem,
+    }
 
 
 def rounded(numbers: Any, digits: int) -> Any:
@@ -202,7 +217,11 @@ def rounded(numbers: Any, digits: int) -> Any:
         table = numbers.round(digits)
         table[floats] = table[floats] + 0.0
         return table
-    return numbers.round(decimals=digits) + 0.0 if isinstance(numbers, torch.Tensor) else numbers.round(digits) + 0.0
+    return (
+        numbers.round(decimals=digits) + 0.0
+        if isinstance(numbers, torch.Tensor)
+        else numbers.round(digits) + 0.0
+    )
 
 
 def frame(columns: Any, digits: int = 2, index: Any = None) -> Any:

@@ -22,11 +22,20 @@ from marlhf_lab.credit.sentence import (
     table,
 )
 from marlhf_lab.credit.signal_kept import signal_kept
-from marlhf_lite.macro import FixedNGram, MacroActions, gae, kl_rewards, macro_rewards, macro_values, policy_loss
+from marlhf_lite.macro import (
+    FixedNGram,
+    MacroActions,
+    gae,
+    kl_rewards,
+    macro_rewards,
+    macro_values,
+    policy_loss,
+)
 
 EPSILON, RATE = 0.2, 3.0
 LONG = 101  # words of the answer in which the first word decided the score
-STORY = {"n": 3, "lam": 0.95, "sees": 0.0, "beta": 0.0, "steps": 0, "hole": 0}  # where the page begins
+# where the page begins
+STORY = {"n": 3, "lam": 0.95, "sees": 0.0, "beta": 0.0, "steps": 0, "hole": 0}
 
 
 def true_advantages() -> list[float]:
@@ -40,7 +49,9 @@ def on_mask(x: Tensor, mask: Tensor) -> Tensor:
     return x.new_full(mask.shape, math.nan).masked_scatter(mask, x)
 
 
-def one_update(n: int, lam: float, sees: float, beta: float, steps: int, hole: int) -> dict[str, list[float]]:
+def one_update(
+    n: int, lam: float, sees: float, beta: float, steps: int, hole: int
+) -> dict[str, list[float]]:
     """Return each row of the page as a list, for words (6 numbers) or for macro actions.
 
     Args:
@@ -53,9 +64,14 @@ def one_update(n: int, lam: float, sees: float, beta: float, steps: int, hole: i
     """
     mask = torch.tensor([[True] * 3 + [False] * hole + [True] * 3])
     values = torch.tensor([[BLIND + sees * (value - BLIND) for value in SEEING]])
-    old, reference = (on_mask(of_sentence(table(logprobs)), mask) for logprobs in (POLICY, REFERENCE))
+    old, reference = (
+        on_mask(of_sentence(table(logprobs)), mask) for logprobs in (POLICY, REFERENCE)
+    )
     penalties = kl_rewards(old, reference, mask, beta)
-    rows = {"V": values, "share": torch.tensor([[signal_kept(0, LONG, size, lam, 0.0) for size in (1, n)]])}
+    rows = {
+        "V": values,
+        "share": torch.tensor([[signal_kept(0, LONG, size, lam, 0.0) for size in (1, n)]]),
+    }
     for name, macro in (("", FixedNGram(1)(mask)), ("macro_", FixedNGram(n)(mask))):
         rewards = macro_rewards(penalties, torch.tensor([SCORE]), macro)
         pooled = macro_values(on_mask(values, mask), macro)
@@ -77,7 +93,9 @@ def after_steps(advantages: Tensor, macro: MacroActions, steps: int) -> dict[str
     for _ in range(steps + 1):  # the last slope shows which words the clip has stopped
         logits.requires_grad_()
         new = of_sentence(logits)
-        loss, _ = policy_loss(on_mask(new, mask), on_mask(old, mask), advantages, macro, clip=EPSILON)
+        loss, _ = policy_loss(
+            on_mask(new, mask), on_mask(old, mask), advantages, macro, clip=EPSILON
+        )
         slope, push = torch.autograd.grad(loss, (logits, new))
         logits = (logits - RATE * slope).detach()
     stopped = (push == 0) & (macro.broadcast(advantages)[mask] != 0)
@@ -86,10 +104,26 @@ def after_steps(advantages: Tensor, macro: MacroActions, steps: int) -> dict[str
 
 def page_data() -> dict:
     """The page's input, and the library's rows for five settings, against which the page checks itself."""
-    settings = [STORY, STORY | {"lam": 1.0}, STORY | {"sees": 1.0}, STORY | {"sees": 1.0, "beta": BETA, "steps": 4}]
+    settings = [
+        STORY,
+        STORY | {"lam": 1.0},
+        STORY | {"sees": 1.0},
+        STORY | {"sees": 1.0, "beta": BETA, "steps": 4},
+    ]
     settings.append(STORY | {"n": 4, "hole": 2})
     checks = [{"settings": setting, "rows": one_update(**setting)} for setting in settings]
-    constants = {"score": SCORE, "beta": BETA, "epsilon": EPSILON, "rate": RATE, "long": LONG, "blind": BLIND}
-    tables = {"policy": table(POLICY).tolist(), "reference": table(REFERENCE).tolist(), "seeing": SEEING}
+    constants = {
+        "score": SCORE,
+        "beta": BETA,
+        "epsilon": EPSILON,
+        "rate": RATE,
+        "long": LONG,
+        "blind": BLIND,
+    }
+    tables = {
+        "policy": table(POLICY).tolist(),
+        "reference": table(REFERENCE).tolist(),
+        "seeing": SEEING,
+    }
     sentence = {"words": WORDS, "wanted": WANTED, "written": WRITTEN, "truth": true_advantages()}
     return constants | tables | sentence | {"story": STORY, "checks": checks}

@@ -32,12 +32,21 @@ def outcome_shares(runs: plots.Runs, smooth: int = 5) -> np.ndarray:
     for ax, (method, group) in zip(axes, runs.items(), strict=True):
         length = min(map(len, group))
         areas = [
-            np.mean([[sum(row[name] for name in names) for row in run[:length]] for run in group], axis=0)
+            np.mean(
+                [[sum(row[name] for name in names) for row in run[:length]] for run in group],
+                axis=0,
+            )
             for names in OUTCOMES.values()
         ]
         updates = [row["update"] for row in group[0][:length]]
         areas = [trailing_mean(area, smooth) for area in areas]
-        ax.stackplot(updates, areas, colors=[PROGRAMS[name] for name in OUTCOMES], labels=list(OUTCOMES), linewidth=0)
+        ax.stackplot(
+            updates,
+            areas,
+            colors=[PROGRAMS[name] for name in OUTCOMES],
+            labels=list(OUTCOMES),
+            linewidth=0,
+        )
         ax.set(title=method, ylim=(0, 1))
         ax.margins(x=0)
         plots.dress(ax, "update", "share")

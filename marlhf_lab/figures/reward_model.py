@@ -30,7 +30,9 @@ class Bin(NamedTuple):
     pairs: int
 
 
-def bin_pairs(margins: Sequence[float], by: Sequence[float] | None = None, count: int = 5) -> list[Bin]:
+def bin_pairs(
+    margins: Sequence[float], by: Sequence[float] | None = None, count: int = 5
+) -> list[Bin]:
     """Put pairs in `count` bins of equal size (to one pair), from small to large `by`.
 
     Args:
@@ -44,21 +46,33 @@ def bin_pairs(margins: Sequence[float], by: Sequence[float] | None = None, count
     for rows in np.array_split(np.argsort(by, kind="stable"), count):
         right = wilson(float((np.sign(margins[rows]) / 2 + 0.5).sum()), len(rows))
         predicted = float(sigmoid(np.abs(margins[rows])).mean())
-        bins.append(Bin(float(by[rows].mean()), predicted, right.mean, right.low, right.high, len(rows)))
+        bins.append(
+            Bin(float(by[rows].mean()), predicted, right.mean, right.low, right.high, len(rows))
+        )
     return bins
 
 
-def correlation(x: Sequence[float], y: Sequence[float], given: Sequence[float] | None = None) -> float:
+def correlation(
+    x: Sequence[float], y: Sequence[float], given: Sequence[float] | None = None
+) -> float:
     """Return Pearson's correlation of x and y [N]; with `given` [N], that of their residuals on a line in `given`.
 
     Raises `InputError` for different lengths, and if x or y does not vary.
     """
     columns = {"x": finite("x", x), "y": finite("y", y, count=len(x))}
-    line = np.ones((len(x), 1)) if given is None else np.vander(finite("given", given, count=len(x)), 2)
-    residuals = {name: z - line @ np.linalg.lstsq(line, z, rcond=None)[0] for name, z in columns.items()}
+    line = (
+        np.ones((len(x), 1))
+        if given is None
+        else np.vander(finite("given", given, count=len(x)), 2)
+    )
+    residuals = {
+        name: z - line @ np.linalg.lstsq(line, z, rcond=None)[0] for name, z in columns.items()
+    }
     for name, residual in residuals.items():
         if np.linalg.norm(residual) <= 1e-9 * np.linalg.norm(columns[name]):
-            raise InputError(f"{name} does not vary{'' if given is None else ' if `given` is the same'}")
+            raise InputError(
+                f"{name} does not vary{'' if given is None else ' if `given` is the same'}"
+            )
     return float(np.corrcoef(*residuals.values())[0, 1])
 
 
@@ -70,7 +84,13 @@ def reliability_diagram(margins: Sequence[float], ax: Axes, count: int = 5) -> A
     """
     bins = bin_pairs(margins, count=count)
     return _draw_bins(
-        ax, bins, [b.predicted for b in bins], [0.5, 1], [0.5, 1], "calibrated", "predicted, sigmoid(|margin|)"
+        ax,
+        bins,
+        [b.predicted for b in bins],
+        [0.5, 1],
+        [0.5, 1],
+        "calibrated",
+        "predicted, sigmoid(|margin|)",
     )
 
 
@@ -87,14 +107,21 @@ def accuracy_by_gold(margins: Sequence[float], gap: Sequence[float], ax: Axes) -
 
 
 @plt.rc_context(STYLE)
-def score_against_length(scores: Sequence[float], lengths: Sequence[float], gold: Sequence[float], ax: Axes) -> Axes:
+def score_against_length(
+    scores: Sequence[float], lengths: Sequence[float], gold: Sequence[float], ax: Axes
+) -> Axes:
     """Draw scores [N] over response lengths [N] in tokens, with their least-squares line.
 
     The title has their correlation, and that at equal gold score [N]. Errors: see `correlation`.
     """
     of_all, at_equal_gold = (signed(correlation(lengths, scores, given)) for given in (None, gold))
-    dots, line = {"s": 6, "alpha": 0.35, "linewidths": 0, "color": SERIES[0]}, {"color": SERIES[3], "linewidth": 1.4}
-    seaborn.regplot(x=np.asarray(lengths), y=np.asarray(scores), ci=None, scatter_kws=dots, line_kws=line, ax=ax)
+    dots, line = (
+        {"s": 6, "alpha": 0.35, "linewidths": 0, "color": SERIES[0]},
+        {"color": SERIES[3], "linewidth": 1.4},
+    )
+    seaborn.regplot(
+        x=np.asarray(lengths), y=np.asarray(scores), ci=None, scatter_kws=dots, line_kws=line, ax=ax
+    )
     ax.set(xlabel="response length (tokens)", ylabel="reward model score")
     ax.set_title(f"correlation {of_all}, at equal gold {at_equal_gold}", fontsize="medium")
     ax.grid(alpha=0.3, linewidth=0.5)
@@ -102,13 +129,29 @@ def score_against_length(scores: Sequence[float], lengths: Sequence[float], gold
 
 
 def _draw_bins(
-    ax: Axes, bins: list[Bin], x: list[float], curve_x: Sequence, curve_y: Sequence, curve: str, label: str
+    ax: Axes,
+    bins: list[Bin],
+    x: list[float],
+    curve_x: Sequence,
+    curve_y: Sequence,
+    curve: str,
+    label: str,
 ) -> Axes:
     """Draw the bins' shares at `x` with their intervals, beside a dashed curve."""
     ax.plot(curve_x, curve_y, color="0.5", linestyle="--", linewidth=1, label=curve)
     bars = np.array([[b.right - b.low, b.high - b.right] for b in bins]).T
     shares = [b.right for b in bins]
-    ax.errorbar(x, shares, bars, fmt="o-", color=SERIES[0], markersize=4, linewidth=1.2, capsize=2, label="measured")
+    ax.errorbar(
+        x,
+        shares,
+        bars,
+        fmt="o-",
+        color=SERIES[0],
+        markersize=4,
+        linewidth=1.2,
+        capsize=2,
+        label="measured",
+    )
     ax.legend()
     ax.set(xlabel=label, ylabel="share ranked right")
     ax.grid(alpha=0.3, linewidth=0.5)
@@ -124,7 +167,9 @@ def checks_of_margins(margins: Sequence[float], gap: Sequence[float]) -> Axes:
     return left
 
 
-def scores_by_length_and_gold(score: Sequence[float], length: Sequence[float], gold: Sequence[float]) -> Axes:
+def scores_by_length_and_gold(
+    score: Sequence[float], length: Sequence[float], gold: Sequence[float]
+) -> Axes:
     """Draw a dot for each answer [N]: its score by its length (left) and by its gold score (right)."""
     left, right = plt.subplots(1, 2, figsize=(7.2, 3.3), sharey=True)[1]
     score_against_length(score, length, gold, ax=left)

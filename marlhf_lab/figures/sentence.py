@@ -22,18 +22,34 @@ def value_steps(words: Sequence[str], values: Sequence[float]) -> Axes:
         values: [T + 1], the expected score before each word, and the score.
     """
     ax, values = plt.subplots()[1], np.asarray(values)
-    ax.step(range(len(values) + 1), [*values, values[-1]], where="post", color="0.35", label="V: score expected so far")
+    ax.step(
+        range(len(values) + 1),
+        [*values, values[-1]],
+        where="post",
+        color="0.35",
+        label="V: score expected so far",
+    )
     for t, (low, high) in enumerate(pairwise(values), start=1):
         colour = UP if high > low else DOWN
-        ax.annotate("", (t, high), (t, low), arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 2.5})
-        ax.text(t + 0.08, (low + high) / 2, f"A = {high - low:+.2f}".replace("-", "−"), color=colour, va="center")
+        ax.annotate(
+            "", (t, high), (t, low), arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 2.5}
+        )
+        ax.text(
+            t + 0.08,
+            (low + high) / 2,
+            f"A = {high - low:+.2f}".replace("-", "−"),
+            color=colour,
+            va="center",
+        )
     ax.set(xlabel="words written", ylabel="expected score", xlim=(0, len(values)), ylim=(0.5, 1.4))
     ax.set_xticks(range(len(values)), ["none", *words])
     ax.legend(loc="upper left")
     return ax
 
 
-def errors_by_lam(lams: Sequence[float], errors: Mapping[str, Mapping[str, Sequence[float]]]) -> Axes:
+def errors_by_lam(
+    lams: Sequence[float], errors: Mapping[str, Mapping[str, Sequence[float]]]
+) -> Axes:
     """Draw bias, noise and both of a gradient by λ, a panel for each critic: {critic: {"bias": [N], "noise": …}}."""
     figure, axes = plt.subplots(1, len(errors), figsize=(7.4, 3), sharey=True)
     looks = {"bias": (DOWN, "--"), "noise": (UP, "-."), "both": (BOTH, "-")}
@@ -62,7 +78,9 @@ def changes(words: Sequence[str], ratios: Mapping[str, Sequence[float]], border:
     return ax
 
 
-def pooled_values(words: Sequence[str], values: Sequence[float], macro: MacroActions, pooled: Mapping) -> Axes:
+def pooled_values(
+    words: Sequence[str], values: Sequence[float], macro: MacroActions, pooled: Mapping
+) -> Axes:
     """Draw the values of single words as dots, and those of their macro actions by each σ as lines.
 
     Args:
@@ -73,11 +91,15 @@ def pooled_values(words: Sequence[str], values: Sequence[float], macro: MacroAct
     ax = plt.subplots()[1]
     ax.plot(range(len(words)), values, "o", color="0.3", label="value before the word")
     shifts = np.linspace(-0.012, 0.012, len(pooled))  # lines that coincide show side by side
-    for (sigma, levels), style, shift in zip(pooled.items(), ("-", "--", "-.", ":"), shifts, strict=False):
+    for (sigma, levels), style, shift in zip(
+        pooled.items(), ("-", "--", "-.", ":"), shifts, strict=False
+    ):
         colour = method_styles([f"sigma {sigma}"])[f"sigma {sigma}"]["color"]
         for tau, (start, end) in enumerate(macro.spans()[0]):
             place, label = (start - 0.4, end - 0.6), sigma if tau == 0 else None
-            ax.hlines(levels[tau] + shift, *place, color=colour, linestyle=style, linewidth=2, label=label)
+            ax.hlines(
+                levels[tau] + shift, *place, color=colour, linestyle=style, linewidth=2, label=label
+            )
     ax.set(xlabel="word", ylabel="value")
     ax.set_xticks(range(len(words)), words)
     ax.get_figure().legend(loc="outside upper center", ncols=3)

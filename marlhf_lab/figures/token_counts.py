@@ -26,7 +26,9 @@ def length_table(name: str, counts: Counts) -> str:
     for part, lengths in counts.items():
         cells = [f"{n.mean():.1f} | {n.max()}" for n in lengths.values()]
         lines.append([part, str(len(lengths["prompt"])), *cells])
-    return markdown([name, "rows", "prompt, mean", "max", "chosen, mean", "max", "rejected, mean", "max"], lines)
+    return markdown(
+        [name, "rows", "prompt, mean", "max", "chosen, mean", "max", "rejected, mean", "max"], lines
+    )
 
 
 @plt.rc_context(plots.STYLE)
@@ -36,12 +38,22 @@ def length_figure(counts: Counts) -> np.ndarray:
     prompts = joined(counts, "prompt")
     bins = np.linspace(prompts.min(), prompts.max(), 20)
     for (part, row), style in zip(counts.items(), ("-", "--", "-.", ":"), strict=False):
-        axes[0].hist(row["prompt"], bins, density=True, histtype="step", linestyle=style, linewidth=1.4, label=part)
+        axes[0].hist(
+            row["prompt"],
+            bins,
+            density=True,
+            histtype="step",
+            linestyle=style,
+            linewidth=1.4,
+            label=part,
+        )
     for side, colour, style in zip(SIDES, (SERIES[0], SERIES[3]), ("-", "--"), strict=True):
         values, look = joined(counts, side), {"color": colour, "linestyle": style}
         axes[1].hist(values, np.linspace(0, 120, 25), histtype="step", label=side, **look)
         axes[1].axvline(values.mean(), linewidth=0.8, **look)
-    for ax, what, unit, corner in zip(axes, ("prompt", "answer"), ("density", "pairs"), ("left", "right"), strict=True):
+    for ax, what, unit, corner in zip(
+        axes, ("prompt", "answer"), ("density", "pairs"), ("left", "right"), strict=True
+    ):
         plots.dress(ax, f"{what} length (tokens)", unit)
         ax.margins(y=0.35)
         ax.legend(loc=f"upper {corner}")
@@ -74,7 +86,14 @@ def label_figure(right: Sequence[bool], size: Sequence[float]) -> Axes:
     bars = [means - [share.low for share in shares], [share.high for share in shares] - means]
     grid = np.linspace(0, 5, 50)
     ax.plot(grid, 1 / (1 + np.exp(-grid)), color="0.4", linestyle="--", label="Bradley–Terry")
-    ax.errorbar([size[inside].mean() for inside in bins], means, bars, fmt="o", color=SERIES[0], label="measured")
+    ax.errorbar(
+        [size[inside].mean() for inside in bins],
+        means,
+        bars,
+        fmt="o",
+        color=SERIES[0],
+        label="measured",
+    )
     plots.dress(ax, "difference in gold score", "label agrees with gold")
     ax.set(ylim=(0.4, 1.02))
     ax.legend(loc="lower right")

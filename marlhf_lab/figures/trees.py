@@ -11,7 +11,9 @@ from matplotlib.axes import Axes
 from marlhf_lite.plotting.styles import SPANS
 
 
-def tree_cut(tree: nltk.Tree, counts: Sequence[int], most: int) -> tuple[set, list[tuple[int, int]]]:
+def tree_cut(
+    tree: nltk.Tree, counts: Sequence[int], most: int
+) -> tuple[set, list[tuple[int, int]]]:
     """Return the positions in the tree where `Parsing` ends its descent, and macro actions as spans of leaves.
 
     Args:
@@ -21,7 +23,8 @@ def tree_cut(tree: nltk.Tree, counts: Sequence[int], most: int) -> tuple[set, li
     ends, starts, done = set(), [], 0
     for position, (first, last) in _spans(tree).items():
         several = last - first > 1
-        if first < done or (several and sum(counts[first:last]) > most):  # below an end, or too large to be one
+        # below an end, or too large to be one
+        if first < done or (several and sum(counts[first:last]) > most):
             continue
         ends.add(position)
         if several or not starts:  # a single leaf joins the macro action before it
@@ -37,8 +40,12 @@ def tree_figure(tree: nltk.Tree, counts: Sequence[int], most: int) -> Axes:
     """
     ends, runs = tree_cut(tree, counts, most)
     spans, depth = _spans(tree), tree.height() - 1
-    edges = np.concatenate([[0], np.cumsum([max(len(str(word)), 3) + 2.2 for word in tree.leaves()])])
-    ax = plt.subplots(figsize=(max(edges[-1] * 0.088, 3.0), 0.36 * (depth + 1.6)), layout="constrained")[1]
+    edges = np.concatenate(
+        [[0], np.cumsum([max(len(str(word)), 3) + 2.2 for word in tree.leaves()])]
+    )
+    ax = plt.subplots(
+        figsize=(max(edges[-1] * 0.088, 3.0), 0.36 * (depth + 1.6)), layout="constrained"
+    )[1]
     ax.set(xlim=(0, edges[-1]), ylim=(depth + 1.1, -0.5))
     ax.axis("off")
     places: dict[tuple, tuple[float, int]] = {}
@@ -54,21 +61,47 @@ def tree_figure(tree: nltk.Tree, counts: Sequence[int], most: int) -> Axes:
             for child in children:
                 ax.plot([x, child[0]], [y, child[1]], color=colour, linewidth=0.8, zorder=1)
         places[position] = x, y
-        frame = {"boxstyle": "round,pad=0.2", "fc": "white", "ec": "black" if position in ends else "none", "lw": 0.9}
-        look = {"color": "0.6" if faint and inner else "black", "bbox": frame, "fontsize": 9, "parse_math": False}
+        frame = {
+            "boxstyle": "round,pad=0.2",
+            "fc": "white",
+            "ec": "black" if position in ends else "none",
+            "lw": 0.9,
+        }
+        look = {
+            "color": "0.6" if faint and inner else "black",
+            "bbox": frame,
+            "fontsize": 9,
+            "parse_math": False,
+        }
         ax.text(x, y, text, ha="center", va="center", zorder=2, **look)
     for number, (a, b) in enumerate(runs):
         left, right = edges[a] + 0.3, edges[b] - 0.3
-        ax.plot([left, right], [depth + 0.45] * 2, color=SPANS[number % 2], linewidth=3, solid_capstyle="butt")
+        ax.plot(
+            [left, right],
+            [depth + 0.45] * 2,
+            color=SPANS[number % 2],
+            linewidth=3,
+            solid_capstyle="butt",
+        )
         note = str(sum(counts[a:b]))
-        ax.text((left + right) / 2, depth + 0.8, note, ha="center", va="center", fontsize=9, parse_math=False)
+        ax.text(
+            (left + right) / 2,
+            depth + 0.8,
+            note,
+            ha="center",
+            va="center",
+            fontsize=9,
+            parse_math=False,
+        )
     return ax
 
 
 def _spans(tree: nltk.Tree) -> dict[tuple, tuple[int, int]]:
     """(first, last + 1) leaf under every position, depth first."""
     leaves = tree.treepositions("leaves")
-    under = {p: [i for i, leaf in enumerate(leaves) if leaf[: len(p)] == p] for p in tree.treepositions()}
+    under = {
+        p: [i for i, leaf in enumerate(leaves) if leaf[: len(p)] == p] for p in tree.treepositions()
+    }
     return {position: (positions[0], positions[-1] + 1) for position, positions in under.items()}
 
 

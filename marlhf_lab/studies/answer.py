@@ -21,7 +21,8 @@ from marlhf_lite.plotting.styles import method_styles
 from marlhf_lite.utils.tables import interval, markdown
 
 FIGURE = "answer/four_situations.png"
-WIDE = max(1.5 * plots.WIDTH, plots.STYLE["figure.figsize"][0])  # inches: in a notebook as wide as the page
+# inches: in a notebook as wide as the page
+WIDE = max(1.5 * plots.WIDTH, plots.STYLE["figure.figsize"][0])
 
 
 class Situation(NamedTuple):
@@ -29,7 +30,8 @@ class Situation(NamedTuple):
 
     text: str
     study: str
-    measure: Callable[[str, Sequence[str]], str]  # (study, [method, PPO]) -> the number with its interval
+    # (study, [method, PPO]) -> the number with its interval
+    measure: Callable[[str, Sequence[str]], str]
     ppo: str
     ours: str
     horizon: str  # PPO with a longer horizon
@@ -98,11 +100,15 @@ def answer_figure() -> np.ndarray:
 
 def _draw(ax: plt.Axes, runs: Sequence[Mapping], style: Mapping) -> None:
     """The mean of smoothed curves over seeds, with the 95 % t-interval of this mean."""
-    curves = np.array([trailing_mean([row["gold_mean"] for row in curve_of(run)], 3) for run in runs])
+    curves = np.array(
+        [trailing_mean([row["gold_mean"] for row in curve_of(run)], 3) for run in runs]
+    )
     updates, mean = np.arange(1, curves.shape[1] + 1), curves.mean(0)
     half = t_quantile(len(runs) - 1) * curves.std(0, ddof=1) / len(runs) ** 0.5
     ax.plot(updates, mean, linewidth=1.6, **style)
-    ax.fill_between(updates, mean - half, mean + half, color=style["color"], alpha=0.18, linewidth=0)
+    ax.fill_between(
+        updates, mean - half, mean + half, color=style["color"], alpha=0.18, linewidth=0
+    )
 
 
 if __name__ == "__main__":

@@ -50,19 +50,29 @@ def write_page(root: Path) -> str:
     text = page(rows, notes)
     (root / PAGE).write_text(text, encoding="utf-8")
     facts = {f"{row['study']}: {fact}" for row in rows for fact in row["facts"]}
-    if faults := sorted(facts ^ {f"{study}: {fact}" for study, explained in notes.items() for fact in explained}):
-        raise InputError(f"{RESULTS}/history.yaml: {'; '.join(faults)}: each fact needs a note, each note a fact")
+    if faults := sorted(
+        facts ^ {f"{study}: {fact}" for study, explained in notes.items() for fact in explained}
+    ):
+        raise InputError(
+            f"{RESULTS}/history.yaml: {'; '.join(faults)}: each fact needs a note, each note a fact"
+        )
     return text
 
 
 def page(rows: Sequence[Mapping], notes: Mapping[str, Mapping]) -> str:
     """The table of all studies, and their facts with notes, in Markdown."""
     heads = ["study", "protocol committed", "runs", "begun", "commits", "facts"]
-    cells = [[*(str(cell) for cell in list(row.values())[:-1]), ", ".join(row["facts"]) or "–"] for row in rows]
+    cells = [
+        [*(str(cell) for cell in list(row.values())[:-1]), ", ".join(row["facts"]) or "–"]
+        for row in rows
+    ]
     text = [HEAD + "\n" + markdown(heads, cells)]
     for row in (row for row in rows if row["facts"]):
         explained = notes.get(row["study"], {})
-        lines = [f"* *{fact}*, {FACTS[fact]}: {what}. {explained.get(fact, '')}" for fact, what in row["facts"].items()]
+        lines = [
+            f"* *{fact}*, {FACTS[fact]}: {what}. {explained.get(fact, '')}"
+            for fact, what in row["facts"].items()
+        ]
         text.append("\n".join([f"## {row['study']}\n", *lines]))
     return "\n\n".join(text) + "\n"
 
@@ -76,9 +86,14 @@ def audit(root: Path, notes: Mapping[str, Mapping]) -> list[dict]:
     folders: dict[Path, dict] = {}
     for path in sorted(here):
         folders.setdefault(path.parent, {})[path.name] = stored[path]
-    rows = [_row(root, str(folder.relative_to(root / RESULTS)), runs) for folder, runs in folders.items()]
+    rows = [
+        _row(root, str(folder.relative_to(root / RESULTS)), runs)
+        for folder, runs in folders.items()
+    ]
     for row in rows:
-        row["facts"] |= {"lost": "told by the note alone"} if "lost" in notes.get(row["study"], {}) else {}
+        row["facts"] |= (
+            {"lost": "told by the note alone"} if "lost" in notes.get(row["study"], {}) else {}
+        )
     return rows
 
 
@@ -94,10 +109,17 @@ def _row(root: Path, study: str, stored: Mapping[str, Sequence[Mapping]]) -> dic
     versions = _versions(root, STUDIES.relative_to(Path(__file__).parents[2]) / f"{name}.yaml")
     if versions:
         dates, protocols, paths, texts = zip(*versions, strict=True)
-        then = yaml.safe_load(texts[max(sum(date <= first for date in dates) - 1, 0)])  # when the first run began
+        # when the first run began
+        then = yaml.safe_load(texts[max(sum(date <= first for date in dates) - 1, 0)])
         methods = then["methods"].items()
-        planned = {run_name(name, seed) for name, method in methods for seed in method.get("seeds", then["seeds"])}
-        holding = {c for c in {run["git_commit"] for run in last.values()} if _holds(root, c, paths)}
+        planned = {
+            run_name(name, seed)
+            for name, method in methods
+            for seed in method.get("seeds", then["seeds"])
+        }
+        holding = {
+            c for c in {run["git_commit"] for run in last.values()} if _holds(root, c, paths)
+        }
         facts["older"] = _share(stored, lambda runs: runs[-1]["date"] < dates[0])
         facts["lacking"] = _share(stored, lambda runs: runs[-1]["git_commit"] not in holding)
         facts["changed"] = _changes(dates, texts, first)
@@ -119,20 +141,30 @@ def _share(stored: Mapping, has: Callable[[Sequence], bool]) -> str:
 
 def _listing(runs: Iterable[str]) -> str:
     """Methods, and how many runs of each, as `E1 (5)`."""
-    return ", ".join(f"{name} ({n})" for name, n in Counter(run.rsplit("-seed")[0] for run in sorted(runs)).items())
+    return ", ".join(
+        f"{name} ({n})"
+        for name, n in Counter(run.rsplit("-seed")[0] for run in sorted(runs)).items()
+    )
 
 
 def _late(seeds: Sequence[int], last: Mapping[str, Mapping]) -> str:
     """The seeds with a run that began after the last run of a seed that is later in the protocol."""
     ends = {seed: max(run["date"] for run in runs) for seed, runs in _by_seed(last).items()}
     places = [seed for seed in seeds if seed in ends]
-    late = [seed for i, seed in enumerate(places) if any(ends[other] < ends[seed] for other in places[i + 1 :])]
+    late = [
+        seed
+        for i, seed in enumerate(places)
+        if any(ends[other] < ends[seed] for other in places[i + 1 :])
+    ]
     return ", ".join(map(str, late))
 
 
 def _mixed(last: Mapping[str, Mapping]) -> str:
     """The seeds whose runs differ in what a seed's random numbers depend on; older records lack some of it."""
-    kinds = {seed: {tuple(run.get(x) for x in HARDWARE) for run in runs} for seed, runs in _by_seed(last).items()}
+    kinds = {
+        seed: {tuple(run.get(x) for x in HARDWARE) for run in runs}
+        for seed, runs in _by_seed(last).items()
+    }
     return ", ".join(str(seed) for seed, found in sorted(kinds.items()) if len(found) > 1)
 
 
@@ -146,12 +178,15 @@ def _by_seed(last: Mapping[str, Mapping]) -> dict[int, list[Mapping]]:
 def _changes(dates: Sequence[str], texts: Sequence[str], first: str) -> str:
     """What changed in each version after the first run began: its text (comments), or keys such as methods."""
     parts = [
-        yaml.safe_load(text) | {"text": re.findall(r"[^\s#]+", " ".join(re.findall("^#.*", text, re.M)))}
+        yaml.safe_load(text)
+        | {"text": re.findall(r"[^\s#]+", " ".join(re.findall("^#.*", text, re.M)))}
         for text in texts
     ]
     changes = []
     for date, before, after in zip(dates[1:], parts[:-1], parts[1:], strict=True):
-        keys = [key for key in dict.fromkeys([*before, *after]) if before.get(key) != after.get(key)]
+        keys = [
+            key for key in dict.fromkeys([*before, *after]) if before.get(key) != after.get(key)
+        ]
         changes += [f"{', '.join(keys)} ({_short(date)})"] if date > first and keys else []
     return "; ".join(changes)
 
@@ -168,25 +203,38 @@ def _git(root: Path, *arguments: str, stdin: str = "") -> bytes:
     answer = subprocess.run(command, check=False, capture_output=True, input=stdin.encode())
     if answer.returncode:
         reason = answer.stderr.decode().strip()
-        raise InputError(f"--audit: git {arguments[0]}: {reason}: run it in a clone with all its history")
+        raise InputError(
+            f"--audit: git {arguments[0]}: {reason}: run it in a clone with all its history"
+        )
     return answer.stdout
 
 
 def _versions(root: Path, path: Path) -> list[tuple[str, str, str, str]]:
     """(Date, commit, path, text) of a file's versions, oldest first, through renames; none if never committed."""
     versions = []
-    log = _git(root, "log", "--follow", "--name-status", "--format=%x00%H %aI", "--", str(path)).decode()
+    log = _git(
+        root, "log", "--follow", "--name-status", "--format=%x00%H %aI", "--", str(path)
+    ).decode()
     for entry in log.split("\0")[1:]:
         (commit, date), (status, *paths) = (line.split() for line in entry.strip().split("\n\n"))
-        utc = datetime.datetime.fromisoformat(date).astimezone(datetime.UTC).isoformat(timespec="seconds")
-        versions.append((utc, commit, paths[-1], _git(root, "show", f"{commit}:{paths[-1]}").decode()))
-        if status.startswith(("A", "C")):  # git would continue with the file that it was copied from
+        utc = (
+            datetime.datetime.fromisoformat(date)
+            .astimezone(datetime.UTC)
+            .isoformat(timespec="seconds")
+        )
+        versions.append(
+            (utc, commit, paths[-1], _git(root, "show", f"{commit}:{paths[-1]}").decode())
+        )
+        # git would continue with the file that it was copied from
+        if status.startswith(("A", "C")):
             break
     return versions[::-1]
 
 
 def _holds(root: Path, commit: str, paths: Sequence[str]) -> bool:
-    return b" blob " in _git(root, "cat-file", "--batch-check", stdin="".join(f"{commit}:{p}\n" for p in set(paths)))
+    return b" blob " in _git(
+        root, "cat-file", "--batch-check", stdin="".join(f"{commit}:{p}\n" for p in set(paths))
+    )
 
 
 def _stored(root: Path) -> tuple[dict[Path, list[dict]], set[Path]]:
@@ -194,7 +242,9 @@ def _stored(root: Path) -> tuple[dict[Path, list[dict]], set[Path]]:
 
     A run that is in a separate file and later in one of the whole study has the same environment in both.
     """
-    log = _git(root, "log", "--reverse", "--raw", "--no-abbrev", "--no-renames", "--format=", "--", RESULTS).decode()
+    log = _git(
+        root, "log", "--reverse", "--raw", "--no-abbrev", "--no-renames", "--format=", "--", RESULTS
+    ).decode()
     written = [line for line in log.splitlines() if re.search(WRITTEN, line)]
     blobs = [(line.split()[3], line.split("\t")[1]) for line in written]
     texts = _contents(root, [blob for blob, _ in blobs])
@@ -205,7 +255,9 @@ def _stored(root: Path) -> tuple[dict[Path, list[dict]], set[Path]]:
     for path, content in pairs + files:
         for name, result in parse_results(path.name, content).items():
             stored.setdefault(path.parent / name, []).append(result["environment"])
-    here = {path.parent / name for path, content in files for name in parse_results(path.name, content)}
+    here = {
+        path.parent / name for path, content in files for name in parse_results(path.name, content)
+    }
     return stored, here
 
 

@@ -33,16 +33,41 @@ def cases_table() -> str:
         gap = rows[1]["updates_difference"]
         lines.append(_line(f"one word, {text}", critic, "updates, MA-PPO − PPO", gap, "+.1f", -1))
     ratio = ratio_of_updates(stored_results("steps_confirm"), ["MA-PPO", "PPO"], 0.6, 5)
-    lines.append(_line("arithmetic", NO, "updates to 60 % right, MA-PPO / PPO", ratio, ".2f", -1, 1))
+    lines.append(
+        _line("arithmetic", NO, "updates to 60 % right, MA-PPO / PPO", ratio, ".2f", -1, 1)
+    )
     for text, critic, study, key, measure in SCORES:
         rows = {row["method"]: row for row in study_table(stored_results(study))}
-        lines.append(_line(text, critic, f"{measure}, MA-PPO − PPO", rows["MA-PPO"][f"{key}_difference"], "+.3f", 1))
-    heads = {"case": "task", "critic": "critic", "measure": "measure", "gap": "MA-PPO, n = 5", "is": "macro actions"}
+        lines.append(
+            _line(
+                text,
+                critic,
+                f"{measure}, MA-PPO − PPO",
+                rows["MA-PPO"][f"{key}_difference"],
+                "+.3f",
+                1,
+            )
+        )
+    heads = {
+        "case": "task",
+        "critic": "critic",
+        "measure": "measure",
+        "gap": "MA-PPO, n = 5",
+        "is": "macro actions",
+    }
     return table(lines, heads)
 
 
-def _line(case: str, critic: str, measure: str, gap: Mapping, form: str, good: int, beside: float = 0) -> dict:
+def _line(
+    case: str, critic: str, measure: str, gap: Mapping, form: str, good: int, beside: float = 0
+) -> dict:
     """A row; `good` is +1 if a number above `beside` is an improvement, else −1."""
     low, high = sorted(good * (gap[end] - beside) for end in ("low", "high"))
     found = "help" if low > 0 else "cost" if high < 0 else "no difference found"
-    return {"case": case, "critic": critic, "measure": measure, "gap": say(gap, form, beside), "is": found}
+    return {
+        "case": case,
+        "critic": critic,
+        "measure": measure,
+        "gap": say(gap, form, beside),
+        "is": found,
+    }

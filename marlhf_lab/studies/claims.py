@@ -31,7 +31,9 @@ def claims() -> dict[str, str]:
     texts = {}
     for study, methods, threshold, window in RATIOS:
         value = ratio_of_updates(stored_results(study), methods, threshold, window)
-        texts[f"{study}: {' / '.join(methods)} to {threshold:g}, window {window}"] = interval(value, beside=1)
+        texts[f"{study}: {' / '.join(methods)} to {threshold:g}, window {window}"] = interval(
+            value, beside=1
+        )
     for study in ("main", "summaries", "tuned_steps"):
         ratio = ratio_to_final_score(stored_results(study), ["PPO", "MA-PPO"])
         texts[f"{study}: PPO / MA-PPO to PPO's final score"] = interval(ratio, beside=1)
@@ -40,20 +42,36 @@ def claims() -> dict[str, str]:
         texts[f"{study}: MA-PPO - PPO, accuracy in updates 51 to 60"] = interval(value)
     for method, runs in by_method(stored_results("critic_tries")).items():
         learning = [[row[EXPLAINED] for row in curve_of(run)] for run in runs.values()]
-        texts[f"critic_tries: {method}, explained variance"] = interval(t_interval([*map(np.mean, learning)]))
-    runs = [run for name in ("kl_price", "kl_price_high") for run in stored_results(name) if run["method"] != "SFT"]
+        texts[f"critic_tries: {method}, explained variance"] = interval(
+            t_interval([*map(np.mean, learning)])
+        )
+    runs = [
+        run
+        for name in ("kl_price", "kl_price_high")
+        for run in stored_results(name)
+        if run["method"] != "SFT"
+    ]
     for score in ("rm_score", "gold"):
-        texts[f"kl_price: MA-PPO - PPO at equal KL, {score}"] = interval(at_equal_kl(runs, score, degree=2), "+.3f")
+        texts[f"kl_price: MA-PPO - PPO at equal KL, {score}"] = interval(
+            at_equal_kl(runs, score, degree=2), "+.3f"
+        )
     noise = means_of(stored_results("critic_head"), (1, 5), "value_noise")
     less = [noise["blind PPO"][seed] - value for seed, value in noise["blind PPO, zero"].items()]
-    texts["critic_head: less noise in the values of a head of zero, updates 1 to 5"] = interval(t_interval(less), ".3f")
+    texts["critic_head: less noise in the values of a head of zero, updates 1 to 5"] = interval(
+        t_interval(less), ".3f"
+    )
     return texts | _equal_kl() | _near() | _after_the_price() | _by_the_rules() | _first_gradients()
 
 
 def _equal_kl() -> dict[str, str]:
     """Differences at equal KL: in `sentiment_settle`, and in `turns` of the score that was trained on."""
     rewards = [
-        run | {"curve": [{key: x for key, x in row.items() if key != "gold_mean"} for row in run["curve"]]}
+        run
+        | {
+            "curve": [
+                {key: x for key, x in row.items() if key != "gold_mean"} for row in run["curve"]
+            ]
+        }
         for run in stored_results("turns")
     ]
     settled = difference_at_kl(stored_results("sentiment_settle"), "PPO lam^(1/5)", "PPO")
@@ -67,8 +85,13 @@ def _equal_kl() -> dict[str, str]:
 def _near() -> dict[str, str]:
     """What `sentiment_near` shows beside its outcomes, and at equal KL the difference between it and its far words."""
     results, texts = stored_results("sentiment_near"), {}
-    near, far = (difference_at_kl(found, "MA-PPO", "PPO") for found in (results, stored_results("sentiment_settle")))
-    texts["sentiment_near: far - near at equal KL"] = interval(interaction(far["by_seed"], near["by_seed"]), "+.3f")
+    near, far = (
+        difference_at_kl(found, "MA-PPO", "PPO")
+        for found in (results, stored_results("sentiment_settle"))
+    )
+    texts["sentiment_near: far - near at equal KL"] = interval(
+        interaction(far["by_seed"], near["by_seed"]), "+.3f"
+    )
     value = _between(results, "score_mean", 1, 15)
     texts["sentiment_near: MA-PPO - PPO, reward in updates 1 to 15"] = interval(value, "+.3f")
     signals = gradient_record("benchmark_gradient_signal_last")["found"]
@@ -80,22 +103,32 @@ def _near() -> dict[str, str]:
 
 def _after_the_price() -> dict[str, str]:
     """Reward − β·KL, PPO's objective, in `sentiment_settle`: differences, and each method against its first update."""
-    settled, (first, last) = stored_results("sentiment_settle"), load_study("sentiment_settle").mean_updates
+    settled, (first, last) = (
+        stored_results("sentiment_settle"),
+        load_study("sentiment_settle").mean_updates,
+    )
     net: dict[str, dict] = {}
     for method, of_seed in by_method(settled).items():
         rows = {
-            seed: [row["score_mean"] - 0.05 * row["kl_k1"] for row in run["curve"]] for seed, run in of_seed.items()
+            seed: [row["score_mean"] - 0.05 * row["kl_k1"] for row in run["curve"]]
+            for seed, run in of_seed.items()
         }
         net[method] = {seed: (np.mean(row[first - 1 : last]), row[0]) for seed, row in rows.items()}
     texts = {}
     for method in net:
         after = [late - early for late, early in net[method].values()]
-        texts[f"sentiment_settle: {method}, reward - 0.05 KL, against its first update"] = f"{np.mean(after):+.3f}"
+        texts[f"sentiment_settle: {method}, reward - 0.05 KL, against its first update"] = (
+            f"{np.mean(after):+.3f}"
+        )
         if method != "PPO":
             gaps = [net[method][seed][0] - net["PPO"][seed][0] for seed in net["PPO"]]
-            texts[f"sentiment_settle: {method} - PPO, reward - 0.05 KL"] = interval(t_interval(gaps), "+.3f")
+            texts[f"sentiment_settle: {method} - PPO, reward - 0.05 KL"] = interval(
+                t_interval(gaps), "+.3f"
+            )
     kl = [row["kl_k1"] for run in settled for row in run["curve"]]
-    texts["sentiment_settle: share of batches with a KL below -0.5"] = f"{100 * np.mean(np.array(kl) < -0.5):.1f} %"
+    texts["sentiment_settle: share of batches with a KL below -0.5"] = (
+        f"{100 * np.mean(np.array(kl) < -0.5):.1f} %"
+    )
     return texts
 
 
@@ -108,7 +141,9 @@ def _by_the_rules() -> dict[str, str]:
     kept = [run for run in stored_results("sentiment_near") if run["seed"] != 843]
     value = difference_of_means(kept, ["MA-PPO", "PPO"], near.mean_updates)
     texts["sentiment_near, without 843: MA-PPO - PPO"] = interval(value, "+.3f")
-    far = difference_of_means(stored_results("sentiment_settle"), ["MA-PPO", "PPO"], near.mean_updates)
+    far = difference_of_means(
+        stored_results("sentiment_settle"), ["MA-PPO", "PPO"], near.mean_updates
+    )
     value = interaction(far["by_seed"], value["by_seed"])
     texts["sentiment_near, without 843: far - near"] = interval(value, "+.3f")
     kept = [run for run in stored_results("critic_head") if run["seed"] != 866]
@@ -117,7 +152,9 @@ def _by_the_rules() -> dict[str, str]:
     kept = [run for run in stored_results("umbrella_start") if run["seed"] > 917]
     for ours, theirs in (("S", "M"), ("M", "L")):
         value = ratio_of_updates(kept, [ours, theirs], 0.8, 3)
-        texts[f"umbrella_start, the twelve last seeds: {ours} / {theirs}"] = interval(value, ".3f", beside=1)
+        texts[f"umbrella_start, the twelve last seeds: {ours} / {theirs}"] = interval(
+            value, ".3f", beside=1
+        )
     return texts
 
 
@@ -126,7 +163,9 @@ def _first_gradients() -> dict[str, str]:
     record = gradient_record("benchmark_gradient_signal_afterwards")
     rows = record["cells"]["projections"]["zero, trained"]
     return {
-        f"gradient_signal: MA-PPO / {name}": interval(ratio_of_signals(rows, "MA-PPO", name)._asdict(), ".2f")
+        f"gradient_signal: MA-PPO / {name}": interval(
+            ratio_of_signals(rows, "MA-PPO", name)._asdict(), ".2f"
+        )
         for name in ("PPO lam^(1/5)", "MA-PPO, first value")
     }
 
@@ -135,7 +174,10 @@ def _between(results: Sequence[Mapping], metric: str, first: int, last: int) -> 
     """MA-PPO - PPO in the mean of a metric of the training batches of these updates, with its 95 % t-interval."""
     runs = by_method(results)
     means = [
-        [np.mean([row[metric] for row in runs[name][seed]["curve"][first - 1 : last]]) for seed in sorted(runs[name])]
+        [
+            np.mean([row[metric] for row in runs[name][seed]["curve"][first - 1 : last]])
+            for seed in sorted(runs[name])
+        ]
         for name in ("MA-PPO", "PPO")
     ]
     return t_interval(np.subtract(*means).tolist())
@@ -147,13 +189,19 @@ def at_equal_kl(results: Sequence[Mapping], score: str, degree: int) -> dict:
     Least squares over all runs: an effect of each seed, the powers of log KL up to `degree`, and one of MA-PPO.
     """
     kl = np.log([np.mean(r["final"]["kl"]) for r in results])
-    seeds = np.array([[r["seed"] == seed for seed in sorted({r["seed"] for r in results})] for r in results])
+    seeds = np.array(
+        [[r["seed"] == seed for seed in sorted({r["seed"] for r in results})] for r in results]
+    )
     ours = np.array([r["method"].startswith("MA-PPO") for r in results])
-    design = np.column_stack([ours, *(kl**power for power in range(1, degree + 1)), seeds]).astype(float)
+    design = np.column_stack([ours, *(kl**power for power in range(1, degree + 1)), seeds]).astype(
+        float
+    )
     scores = np.array([np.mean(r["final"][score]) for r in results])
     fit, squares, *_ = np.linalg.lstsq(design, scores, rcond=None)
     freedom = len(scores) - design.shape[1]
-    half = t_quantile(freedom) * (squares[0] / freedom * np.linalg.inv(design.T @ design)[0, 0]) ** 0.5
+    half = (
+        t_quantile(freedom) * (squares[0] / freedom * np.linalg.inv(design.T @ design)[0, 0]) ** 0.5
+    )
     return {"mean": fit[0], "low": fit[0] - half, "high": fit[0] + half}
 
 

@@ -27,7 +27,9 @@ def updates_to(run: Mapping, threshold: float, window: int) -> int | None:
     return updates_to_reach([row["gold_mean"] for row in curve_of(run)], threshold, window)
 
 
-def ratio_of_updates(results: Sequence[Mapping], ratio: Sequence[str], threshold: float, window: int) -> dict:
+def ratio_of_updates(
+    results: Sequence[Mapping], ratio: Sequence[str], threshold: float, window: int
+) -> dict:
     """Return mean, low, high and by_seed of the ratio of updates of two methods, or of such a ratio over another.
 
     Args:
@@ -36,15 +38,22 @@ def ratio_of_updates(results: Sequence[Mapping], ratio: Sequence[str], threshold
     """
     logs = {method: {} for method in ratio}
     for run in (run for run in results if run["method"] in logs):
-        logs[run["method"]][run["seed"]] = math.log(updates_to(run, threshold, window) or len(curve_of(run)))
+        logs[run["method"]][run["seed"]] = math.log(
+            updates_to(run, threshold, window) or len(curve_of(run))
+        )
     seeds = sorted(set.intersection(*(set(value) for value in logs.values())))
     signs = (1, -1, -1, 1)[: len(ratio)]
-    gaps = [sum(sign * logs[method][seed] for sign, method in zip(signs, ratio, strict=True)) for seed in seeds]
+    gaps = [
+        sum(sign * logs[method][seed] for sign, method in zip(signs, ratio, strict=True))
+        for seed in seeds
+    ]
     value = t_interval(gaps) if gaps else {"mean": None, "low": None, "high": None, "by_seed": []}
     return ratios_from_logs(value) | {"seeds": seeds}
 
 
-def ratio_to_final_score(results: Sequence[Mapping], ratio: Sequence[str], reference: str = "PPO") -> dict:
+def ratio_to_final_score(
+    results: Sequence[Mapping], ratio: Sequence[str], reference: str = "PPO"
+) -> dict:
     """Return the ratio of updates of two methods [A, B], A over B, to the final score of `reference` with that seed.
 
     This is how the paper measures speed. The reference reaches it by construction; a method that never
@@ -52,9 +61,14 @@ def ratio_to_final_score(results: Sequence[Mapping], ratio: Sequence[str], refer
     """
     runs, logs = by_method(results), []
     for seed in sorted(runs[reference]):
-        curves = {name: [row["score_mean"] for row in curve_of(runs[name][seed])] for name in {*ratio, reference}}
+        curves = {
+            name: [row["score_mean"] for row in curve_of(runs[name][seed])]
+            for name in {*ratio, reference}
+        }
         goal = final_score(curves[reference])
-        reached = {name: updates_to_reach(curve, goal) or len(curve) for name, curve in curves.items()}
+        reached = {
+            name: updates_to_reach(curve, goal) or len(curve) for name, curve in curves.items()
+        }
         logs.append(math.log(reached[ratio[0]] / reached[ratio[1]]))
     return ratios_from_logs(t_interval(logs))
 
@@ -71,15 +85,31 @@ def contrast_table(study, results: Sequence[Mapping]) -> str:
         ratio = ratio_of_updates(results, contrast["ratio"], study.threshold, study.window)
         seeds.append(len(ratio["seeds"]))
         margin = contrast.get("margin")
-        role = "primary outcome" if number == 0 else "exploration" if margin is None else f"equal within {margin:g}?"
-        role += f" ({seeds[-1]} of {len(study.seeds)} seeds)" if number and seeds[-1] < len(study.seeds) else ""
+        role = (
+            "primary outcome"
+            if number == 0
+            else "exploration"
+            if margin is None
+            else f"equal within {margin:g}?"
+        )
+        role += (
+            f" ({seeds[-1]} of {len(study.seeds)} seeds)"
+            if number and seeds[-1] < len(study.seeds)
+            else ""
+        )
         by_seed = "; ".join(f"{value:.2f}" for value in ratio["by_seed"])
-        lines.append([name, role, f"{interval(ratio, beside=1)} ({by_seed})", verdict(ratio, margin)])
+        lines.append(
+            [name, role, f"{interval(ratio, beside=1)} ({by_seed})", verdict(ratio, margin)]
+        )
     if not lines:
         return ""
     unfinished = "" if seeds[0] == len(study.seeds) else ": unfinished, so nothing is claimed yet"
     legend = LEGENDS["contrasts"].format(
-        window=study.window, threshold=study.threshold, seeds=seeds[0], planned=len(study.seeds), unfinished=unfinished
+        window=study.window,
+        threshold=study.threshold,
+        seeds=seeds[0],
+        planned=len(study.seeds),
+        unfinished=unfinished,
     )
     return markdown(["contrast", "", "ratio of updates", "the interval"], lines) + f"\n\n{legend}"
 

@@ -27,7 +27,10 @@ def ratio(study: str, methods: Sequence[str] = ()) -> str:
 def gap(study: str, score: str, words: str, methods: Sequence[str] = PAIR) -> str:
     """Of the means of a final score, paired by seed."""
     ours, theirs = (by_method(stored_results(study))[method] for method in methods)
-    means = [np.mean(run["final"][score]) - np.mean(theirs[seed]["final"][score]) for seed, run in ours.items()]
+    means = [
+        np.mean(run["final"][score]) - np.mean(theirs[seed]["final"][score])
+        for seed, run in ours.items()
+    ]
     return f"{visible_gap(means):.2g} in {words}"
 
 
@@ -39,7 +42,10 @@ def scores(study: str, methods: Sequence[str] = PAIR) -> str:
 def explained(study: str, method: str) -> str:
     """Of the explained variance, a mean over the updates in which the policy moves."""
     runs = by_method(stored_results(study))[method].values()
-    means = [np.mean([row[EXPLAINED] for row in run["curve"][run["options"]["critic_warmup"] :]]) for run in runs]
+    means = [
+        np.mean([row[EXPLAINED] for row in run["curve"][run["options"]["critic_warmup"] :]])
+        for run in runs
+    ]
     return f"{visible_gap(means):.2g} in EV"
 
 

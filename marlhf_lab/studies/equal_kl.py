@@ -22,13 +22,17 @@ WINDOW, POINTS = 5, 50  # updates in a mean; values of the KL at which paths are
 def path_of(run: Mapping) -> tuple[np.ndarray, np.ndarray]:
     """KL [U], which never falls, and gold score [U] of a run's updates."""
     rows = curve_of(run)
-    kl, score = (trailing_mean([row[name] for row in rows], WINDOW) for name in ("kl_k1", "gold_mean"))
+    kl, score = (
+        trailing_mean([row[name] for row in rows], WINDOW) for name in ("kl_k1", "gold_mean")
+    )
     return np.maximum.accumulate(kl), score
 
 
 def score_name(results: Sequence[Mapping]) -> str:
     """What the score of the paths is: a reward model's if it trained the policy and there is no gold score."""
-    trained_on = (row for run in results if run["options"].get("reward") == "rm" for row in run["curve"])
+    trained_on = (
+        row for run in results if run["options"].get("reward") == "rm" for row in run["curve"]
+    )
     by_model = any("gold_mean" not in row for row in trained_on)
     return "RM score" if by_model else "gold score"
 
@@ -50,7 +54,10 @@ def difference_at_kl(results: Sequence[Mapping], ours: str, theirs: str) -> dict
 def equal_kl_line(results: Sequence[Mapping], ours: str, theirs: str) -> str:
     """The difference at equal KL as a sentence in Markdown."""
     gap, score = difference_at_kl(results, ours, theirs), score_name(results)
-    seeds, ends = ("; ".join(number(x, form) for x in gap[key]) for key, form in (("by_seed", "+.2f"), ("kl", ".1f")))
+    seeds, ends = (
+        "; ".join(number(x, form) for x in gap[key])
+        for key, form in (("by_seed", "+.2f"), ("kl", ".1f"))
+    )
     return (
         f"At equal KL, {score} of training batches, {ours} minus {theirs}: {interval(gap, '+.2f')} ({seeds}): "
         f"mean over the upper half of the KL that both runs of a seed reach ({ends} nats), 95 % t-interval over seeds."
@@ -66,8 +73,14 @@ def score_over_kl(results: Sequence[Mapping], methods: Sequence[str]) -> Axes:
         for path in paths:
             ax.plot(*path, color=style["color"], linewidth=0.6, alpha=0.5)
         grid = np.linspace(0, min(kl[-1] for kl, _ in paths), POINTS)
-        ax.plot(grid, np.mean([np.interp(grid, *path) for path in paths], axis=0), label=name, **style)
-    plots.dress(ax, "KL from the reference (nats per response)", f"{score_name(results)} of training batches")
+        ax.plot(
+            grid, np.mean([np.interp(grid, *path) for path in paths], axis=0), label=name, **style
+        )
+    plots.dress(
+        ax,
+        "KL from the reference (nats per response)",
+        f"{score_name(results)} of training batches",
+    )
     ax.legend()
     text = f"Means of the last {WINDOW} batches. Thin: each seed; thick: their mean, up to the KL that all seeds reach."
     plots.caption(ax.figure, text)

@@ -24,8 +24,13 @@ def with_todays_names(options: Mapping) -> dict:
     The versions of a run were called `environment` and are `versions` now; `--environment` is an option.
     """
     if isinstance(options.get("environment"), Mapping):
-        options = {"versions" if name == "environment" else name: value for name, value in options.items()}
-    options = {k: x.replace("marlhf_lite.lab.", "marlhf_lab.") if isinstance(x, str) else x for k, x in options.items()}
+        options = {
+            "versions" if name == "environment" else name: value for name, value in options.items()
+        }
+    options = {
+        k: x.replace("marlhf_lite.lab.", "marlhf_lab.") if isinstance(x, str) else x
+        for k, x in options.items()
+    }
     if not FORMER.keys() & options.keys():
         return dict(options)
     alpha, critic_lam = options.get("lam_alpha"), options.get("critic_lam")

@@ -19,13 +19,21 @@ from marlhf_lab.studies.results import t_interval
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.utils import tables
 
-SCORE, WINDOW = "gold_mean", 3  # metric of the curves; updates in a mean, if the protocol gives no other number
-CRITIC = {"credit_seen": "credit seen s", "score_explained_variance": "explained variance of the score"}
-FORMULA_HOLDS = {"", "sae", "vc_ppo", "released"}  # objectives; the last two leave advantages as they are
+# metric of the curves; updates in a mean, if the protocol gives no other number
+SCORE, WINDOW = "gold_mean", 3
+CRITIC = {
+    "credit_seen": "credit seen s",
+    "score_explained_variance": "explained variance of the score",
+}
+# objectives; the last two leave advantages as they are
+FORMULA_HOLDS = {"", "sae", "vc_ppo", "released"}
 
 
 def learning_table(
-    groups: Mapping[str, Sequence[str]], results: Sequence[Mapping], threshold: float, window: int = WINDOW
+    groups: Mapping[str, Sequence[str]],
+    results: Sequence[Mapping],
+    threshold: float,
+    window: int = WINDOW,
 ) -> list[dict]:
     """Return one row for each method of each group that has results.
 
@@ -44,8 +52,13 @@ def learning_table(
     for group, names in groups.items():
         runs = {name: {r["seed"]: r for r in results if r["method"] == name} for name in names}
         runs = {name: by_seed for name, by_seed in runs.items() if by_seed}
-        speeds = {name: {seed: _speed(run, threshold, window) for seed, run in runs[name].items()} for name in runs}
-        rows += [_row(group, name, runs[name], speeds[name], speeds[next(iter(runs))]) for name in runs]
+        speeds = {
+            name: {seed: _speed(run, threshold, window) for seed, run in runs[name].items()}
+            for name in runs
+        }
+        rows += [
+            _row(group, name, runs[name], speeds[name], speeds[next(iter(runs))]) for name in runs
+        ]
     return rows
 
 
@@ -77,12 +90,20 @@ def _row(group: str, name: str, runs: Mapping, speeds: Mapping, reference: Mappi
 
 def _kept(options: Mapping, seen: float | None) -> dict:
     """n, and the formula's prediction for the deciding token, if its position is fixed and the formula holds."""
-    place = decisive_token(options.get("part", "")) if options.get("dataset") == "tiny-umbrella" else None
+    place = (
+        decisive_token(options.get("part", ""))
+        if options.get("dataset") == "tiny-umbrella"
+        else None
+    )
     if place is None or "lam" not in options or options.get("termination", "fixed") != "fixed":
         return {}
     objectives = {word.partition("=")[0].strip() for word in options["objective"].split(",")}
     sigma = "start" if "sae" in objectives else options["sigma"]
-    if objectives - FORMULA_HOLDS or sigma not in ("equal", "start") or options.get("last_token_alone"):
+    if (
+        objectives - FORMULA_HOLDS
+        or sigma not in ("equal", "start")
+        or options.get("last_token_alone")
+    ):
         return {}
     shares = (0.0, min(max(seen or 0.0, 0.0), 1.0), 1.0)
     kept = [signal_kept(*place, float(options["n"]), options["lam"], s, sigma) for s in shares]
@@ -96,7 +117,9 @@ def learning_report(study, results: Sequence[Mapping], folder: Path, figures: Pa
     """Write table.md and summary.json to `folder` and figures to `figures`. Returns the table. `study` is a `Study`."""
     groups = study.figures or {"": list(study.methods)}
     rows = learning_table(groups, results, study.threshold, study.window)
-    text = "\n\n".join([*filter(None, [contrast_table(study, results)]), markdown(rows, groups, study)])
+    text = "\n\n".join(
+        [*filter(None, [contrast_table(study, results)]), markdown(rows, groups, study)]
+    )
     drawn = learning_figures(groups, results, rows)
     text += add_equal_kl(study, results, drawn)
     write_report({"study": study.name, "threshold": study.threshold, "methods": rows}, text, folder)
@@ -113,14 +136,19 @@ def markdown(rows: Sequence[Mapping], groups: Mapping[str, Sequence[str]], study
         lines = [_line(row) for row in rows if row["group"] == group]
         title = [f"**{group}**, differences from {names[0]}"] if group else []
         parts.append("\n".join([*title, "", tables.markdown(heads, lines)]))
-    return "\n\n".join([*parts, LEGENDS["speed"].format(window=study.window, threshold=study.threshold)])
+    return "\n\n".join(
+        [*parts, LEGENDS["speed"].format(window=study.window, threshold=study.threshold)]
+    )
 
 
 def _line(row: Mapping) -> list[str]:
     reached, median = row["updates"]["by_seed"], row["updates"]["median"]
     updates = f"{'never' if median is None else f'{median:g}'} ({'; '.join(str(x or 'never') for x in reached)})"
     area = f"{tables.number(row['area']['mean'])} ({'; '.join(map(tables.number, row['area']['by_seed']))})"
-    gaps = [(row.get(f"{key}_difference"), form) for key, form in (("updates", "+.1f"), ("area", "+.2f"))]
+    gaps = [
+        (row.get(f"{key}_difference"), form)
+        for key, form in (("updates", "+.1f"), ("area", "+.2f"))
+    ]
     gaps = [tables.interval(gap, form) if gap else "-" for gap, form in gaps]
     critic = [tables.number(row[key]) if key in row else "-" for key in CRITIC]
     kept = " / ".join(map(tables.number, row["kept"])) if "kept" in row else "-"
@@ -138,7 +166,9 @@ def learning_figures(
 
 
 @plt.rc_context(plots.STYLE)
-def learning_curves(groups: Mapping[str, Sequence[str]], results: Sequence[Mapping], metric: str = SCORE) -> np.ndarray:
+def learning_curves(
+    groups: Mapping[str, Sequence[str]], results: Sequence[Mapping], metric: str = SCORE
+) -> np.ndarray:
     """Plot a score over updates, one panel for each group; returns the Axes."""
     axes = plots.grid(len(groups), 0.15, 0.45, sharey=True)
     for ax, (group, names) in zip(axes, groups.items(), strict=True):
@@ -161,5 +191,8 @@ def differences(rows: Sequence[Mapping]) -> np.ndarray:
         "Minus those of the group's first method, paired by seed. Dot: mean; bar: 95 % t-interval over seeds; small "
         "dots: each seed. Faster is further left on the left, further right on the right."
     )
-    keys = {"updates_difference": "difference in\nupdates to threshold", "area_difference": "difference in area"}
+    keys = {
+        "updates_difference": "difference in\nupdates to threshold",
+        "area_difference": "difference in area",
+    }
     return dots([row for row in rows if "area_difference" in row], keys, text)

@@ -4,4 +4,6 @@ from importlib.resources import files
 
 import yaml
 
-LEGENDS: dict[str, str] = yaml.safe_load((files(__package__) / "legends.yaml").read_text(encoding="utf-8"))
+LEGENDS: dict[str, str] = yaml.safe_load(
+    (files(__package__) / "legends.yaml").read_text(encoding="utf-8")
+)

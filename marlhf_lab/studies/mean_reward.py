@@ -19,25 +19,40 @@ from marlhf_lab.studies.results import EXPLAINED, by_method, stored_results, t_i
 from marlhf_lite.utils import tables
 
 REWARD = "score_mean"  # the reward that was trained on; a gold score is another metric
-METRICS = {REWARD: "mean reward", "kl_k1": "KL", EXPLAINED: "explained variance", "value_noise": "noise of values"}
+METRICS = {
+    REWARD: "mean reward",
+    "kl_k1": "KL",
+    EXPLAINED: "explained variance",
+    "value_noise": "noise of values",
+}
 LAST = 5  # updates in the KL at the end
 
 
-def means_of(results: Sequence[Mapping], span: Sequence[int], metric: str = REWARD) -> dict[str, dict[int, float]]:
+def means_of(
+    results: Sequence[Mapping], span: Sequence[int], metric: str = REWARD
+) -> dict[str, dict[int, float]]:
     """Method -> seed -> mean of a metric over the updates of `span`, first and last included. Runs without the
     metric are left out (RLOO and GRPO have no values).
     """
 
     def values(run: Mapping) -> list[float]:
-        return [row[metric] for row in curve_of(run) if span[0] <= row["update"] <= span[1] and metric in row]
+        return [
+            row[metric]
+            for row in curve_of(run)
+            if span[0] <= row["update"] <= span[1] and metric in row
+        ]
 
     return {
-        method: {seed: float(np.mean(numbers)) for seed, run in runs.items() if (numbers := values(run))}
+        method: {
+            seed: float(np.mean(numbers)) for seed, run in runs.items() if (numbers := values(run))
+        }
         for method, runs in by_method(results).items()
     }
 
 
-def difference_of_means(results: Sequence[Mapping], methods: Sequence[str], span: Sequence[int]) -> dict:
+def difference_of_means(
+    results: Sequence[Mapping], methods: Sequence[str], span: Sequence[int]
+) -> dict:
     """Mean, low, high and by_seed of one method's mean reward minus another's, with `visible` and the seeds."""
     ours, theirs = (means_of(results, span).get(method, {}) for method in methods)
     seeds = sorted(set(ours) & set(theirs))
@@ -53,7 +68,12 @@ def interaction(far: Sequence[float], near: Sequence[float]) -> dict:
     test = stats.ttest_ind(far, near, equal_var=False)
     low, high = test.confidence_interval()
     error = (np.var(far, ddof=1) / len(far) + np.var(near, ddof=1) / len(near)) ** 0.5
-    value = {"mean": float(np.mean(far) - np.mean(near)), "low": float(low), "high": float(high), "by_seed": []}
+    value = {
+        "mean": float(np.mean(far) - np.mean(near)),
+        "low": float(low),
+        "high": float(high),
+        "by_seed": [],
+    }
     return value | {"visible": minimum_detectable(error, test.df)}
 
 
@@ -97,7 +117,11 @@ def differences(study, contrasts: Mapping[str, Mapping]) -> np.ndarray:
         "first method."
     )
     rows = [
-        {"contrast": name, "method": study.contrasts[name]["difference"][0], "reward_difference": value}
+        {
+            "contrast": name,
+            "method": study.contrasts[name]["difference"][0],
+            "reward_difference": value,
+        }
         for name, value in contrasts.items()
     ]
     return dots(rows, {"reward_difference": "difference in mean reward"}, text, line="contrast")
@@ -108,7 +132,10 @@ def _contrast_table(contrasts: Mapping[str, Mapping]) -> str:
     for number, (name, value) in enumerate(contrasts.items()):
         by_seed = "; ".join(tables.number(gap, "+.2f") for gap in value["by_seed"])
         role = "exploration" if number else "primary outcome"
-        cells = [tables.interval(value, "+.3f") + f" ({by_seed})" * bool(by_seed), tables.number(value["visible"])]
+        cells = [
+            tables.interval(value, "+.3f") + f" ({by_seed})" * bool(by_seed),
+            tables.number(value["visible"]),
+        ]
         lines.append([name, role, *cells])
     return tables.markdown(["contrast", "", "difference", "could be seen"], lines)
 
@@ -131,5 +158,7 @@ def _method_table(means: Mapping[str, Mapping]) -> str:
         return tables.interval(t_interval([*by_seed.values()])) if by_seed else "-"
 
     methods = next(iter(means.values()))
-    lines = [[method, *(cell(by_method[method]) for by_method in means.values())] for method in methods]
+    lines = [
+        [method, *(cell(by_method[method]) for by_method in means.values())] for method in methods
+    ]
     return tables.markdown(["method", *means], lines)

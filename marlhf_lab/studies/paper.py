@@ -19,15 +19,23 @@ from marlhf_lab.figures.agreement import agreement_table, verdicts_of_scores
 from marlhf_lab.studies.contrasts import ratio_of_updates
 from marlhf_lab.studies.learning import learning_table
 from marlhf_lab.studies.people import with_a_person
-from marlhf_lab.studies.results import by_method, crossed_interval, stored_results, study_table, t_interval
+from marlhf_lab.studies.results import (
+    by_method,
+    crossed_interval,
+    stored_results,
+    study_table,
+    t_interval,
+)
 from marlhf_lab.studies.study import load_study
 from marlhf_lite.evaluation import scores
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.shipped import shipped
 from marlhf_lite.utils.tables import interval
 
-SIZE = (1.40 - 0.83) / (0.83 + 0.64)  # the paper's lead on TL;DR as a share of PPO's gain over SFT (Table 7)
-TIMED = ("umbrella", "umbrella_seeing", "umbrella_noise", "n_sweep", "critic_confirm")  # one goal for all methods
+# the paper's lead on TL;DR as a share of PPO's gain over SFT (Table 7)
+SIZE = (1.40 - 0.83) / (0.83 + 0.64)
+# one goal for all methods
+TIMED = ("umbrella", "umbrella_seeing", "umbrella_noise", "n_sweep", "critic_confirm")
 BUDGET = 30  # updates of a run that never reaches the goal
 NOT_COMPARABLE = "not comparable: "
 OTHER_ANSWERS = "other answers: "
@@ -57,13 +65,17 @@ def say(value: Mapping | None, form: str = "+.2f", beside: float = 0) -> str:
     return "-" if value is None else typeset(interval(value, form, beside))
 
 
-def verdict(value: Mapping | None, sign: int = 1, size: float | None = None, beside: float = 0) -> str:
+def verdict(
+    value: Mapping | None, sign: int = 1, size: float | None = None, beside: float = 0
+) -> str:
     """Compare an interval with the claim that a number is above `beside` (sign −1: below) and of this size."""
     if value is None:
         return "not measured"
     low, high = sorted(sign * (value[end] - beside) for end in ("low", "high"))
     words = "agrees" if low > 0 else "contradicts" if high < 0 else "no difference seen"
-    return words + ("; the claimed size is excluded" if size is not None and high < sign * size else "")
+    return words + (
+        "; the claimed size is excluded" if size is not None and high < sign * size else ""
+    )
 
 
 # Final scores
@@ -75,7 +87,12 @@ def gaps(study: str, one: str, other: str, score: str = "rm_score") -> np.ndarra
     seeds = sorted(set(runs.get(one, ())) & set(runs.get(other, ())))
     if not seeds or score not in runs[one][seeds[0]]["final"]:
         return None
-    return np.array([np.subtract(*(runs[name][seed]["final"][score] for name in (one, other))) for seed in seeds])
+    return np.array(
+        [
+            np.subtract(*(runs[name][seed]["final"][score] for name in (one, other)))
+            for seed in seeds
+        ]
+    )
 
 
 def compare(study: str, one: str, other: str, score: str = "rm_score") -> dict | None:
@@ -92,8 +109,13 @@ def wins(study: str, one: str, other: str, score: str) -> np.ndarray:
 def bad(method: str, of: str = "PPO") -> np.ndarray:
     """1 if the RM score is below the lowest 5 % of another method's with the same seed, in `main`."""
     runs = by_method(stored("main"))
-    lowest = {seed: np.quantile(run["final"]["rm_score"], 0.05) for seed, run in sorted(runs[of].items())}
-    return np.array([np.less(runs[method][s]["final"]["rm_score"], low) for s, low in lowest.items()], dtype=float)
+    lowest = {
+        seed: np.quantile(run["final"]["rm_score"], 0.05) for seed, run in sorted(runs[of].items())
+    }
+    return np.array(
+        [np.less(runs[method][s]["final"]["rm_score"], low) for s, low in lowest.items()],
+        dtype=float,
+    )
 
 
 # Two judges: the RM score and the gold score in `main`
@@ -103,7 +125,8 @@ def judged(one: str, other: str, score: str, seeds: list[int] | None = None) -> 
     """Verdicts by pair, over all prompts of these seeds (of all)."""
     runs = by_method(stored("main"))
     judgments = [
-        np.concatenate([runs[name][s]["final"][score] for s in seeds or sorted(runs["PPO"])]) for name in (one, other)
+        np.concatenate([runs[name][s]["final"][score] for s in seeds or sorted(runs["PPO"])])
+        for name in (one, other)
     ]
     return dict(enumerate(verdicts_of_scores(*judgments)))
 
@@ -112,7 +135,9 @@ def agreement(one: str, other: str, seeds: list[int] | None = None) -> dict:
     """RM against gold score, over the pairs in which neither has a tie."""
     rm, gold = (judged(one, other, score, seeds) for score in ("rm_score", "gold"))
     decided = [pair for pair in rm if "tie" not in (rm[pair], gold[pair])]
-    return agreement_table({"RM": {p: rm[p] for p in decided}, "gold": {p: gold[p] for p in decided}})[0]
+    return agreement_table(
+        {"RM": {p: rm[p] for p in decided}, "gold": {p: gold[p] for p in decided}}
+    )[0]
 
 
 # Speed and norms
@@ -124,7 +149,9 @@ def learned() -> dict[tuple[str, str], dict]:
     rows = {}
     for name in TIMED:
         study = load_study(name)
-        for row in learning_table(study.figures or {"": list(study.methods)}, stored(name), study.threshold):
+        for row in learning_table(
+            study.figures or {"": list(study.methods)}, stored(name), study.threshold
+        ):
             rows[name, row["method"]] = row
     return rows
 
@@ -136,7 +163,9 @@ def updates(study: str, method: str) -> np.ndarray:
 
 def sooner(group: str, one: str = "E4", other: str = "E0", study: str = "umbrella") -> dict:
     """Updates to the goal of one estimator minus those of another, paired by seed."""
-    return t_interval((updates(study, f"{group} {one}") - updates(study, f"{group} {other}")).tolist())
+    return t_interval(
+        (updates(study, f"{group} {one}") - updates(study, f"{group} {other}")).tolist()
+    )
 
 
 def times(study: str, one: str, other: str, score: float = 0.8, window: int = 3) -> str:
@@ -147,7 +176,9 @@ def times(study: str, one: str, other: str, score: float = 0.8, window: int = 3)
 def turned() -> dict:
     """MA-PPO − PPO, in updates to the goal: with a critic that predicts the score, minus with one that cannot."""
     study = "critic_confirm"
-    gap = {c: updates(study, f"{c} MA-PPO") - updates(study, f"{c} PPO") for c in ("blind", "seeing")}
+    gap = {
+        c: updates(study, f"{c} MA-PPO") - updates(study, f"{c} PPO") for c in ("blind", "seeing")
+    }
     return t_interval((gap["seeing"] - gap["blind"]).tolist())
 
 
@@ -155,7 +186,8 @@ def norm_change(key: str) -> dict:
     """log of MA-PPO's mean over training by PPO's, paired by seed: below 0 if it is smaller."""
     runs = by_method(stored("main"))
     means = [
-        [np.mean([row[key] for row in runs[x][s]["curve"]]) for s in sorted(runs["PPO"])] for x in ("MA-PPO", "PPO")
+        [np.mean([row[key] for row in runs[x][s]["curve"]]) for s in sorted(runs["PPO"])]
+        for x in ("MA-PPO", "PPO")
     ]
     return t_interval(np.log(np.divide(*means)).tolist())
 
@@ -185,7 +217,10 @@ def measures() -> dict[str, Measure]:
     """Claims other than differences of final scores, by their names in `paper.yaml`."""
     rows = {row["method"]: row for row in study_table(stored("main"))}
     ours, theirs = (np.array(rows[name]["updates"]["by_seed"]) for name in ("MA-PPO", "PPO"))
-    won = {s: crossed_interval(wins("main", "MA-PPO", "PPO", s) - 0.5)._asdict() for s in ("rm_score", "gold")}
+    won = {
+        s: crossed_interval(wins("main", "MA-PPO", "PPO", s) - 0.5)._asdict()
+        for s in ("rm_score", "gold")
+    }
     kappas = [agreement("MA-PPO", "PPO", [seed])["kappa"]["mean"] for seed in rows["PPO"]["seeds"]]
     tails = crossed_interval(bad("MA-PPO") - bad("PPO"))._asdict()
     sweep = learned()["n_sweep", "n=3"]["updates_difference"]
@@ -201,7 +236,9 @@ def measures() -> dict[str, Measure]:
         "sweep": Measure("updates, n = 3 − n = 1", sweep, -1, "+.1f"),
         "turned": Measure("updates, difference of differences", turned(), 1, "+.1f"),
         "judges": Measure("κ of RM and gold, over seeds", t_interval(kappas), 1),
-        "people": Measure("κ of GPT-3.5 and people, PandaLM's pairs", people["GPT-3.5"]["kappa"], 1),
+        "people": Measure(
+            "κ of GPT-3.5 and people, PandaLM's pairs", people["GPT-3.5"]["kappa"], 1
+        ),
         "arithmetic": Measure("steps_confirm, updates, PPO / MA-PPO", steps, 1, ".2f", beside=1),
     }
     keys = ("advantage_norm", "advantage_rms", "q_norm", "q_rms")
@@ -235,7 +272,13 @@ def _texts() -> dict:
 
 def claims_table(group: str) -> str:
     """The claims of a group of `paper.yaml`, such as "norms", with counterparts and verdicts, as a Markdown table."""
-    heads = {"item": "paper", "claim": "claim", "here": "counterpart here", "verdict": "verdict", "in": "section"}
+    heads = {
+        "item": "paper",
+        "claim": "claim",
+        "here": "counterpart here",
+        "verdict": "verdict",
+        "in": "section",
+    }
     return table(overview(group), heads)
 
 
@@ -245,7 +288,15 @@ def overview(group: str) -> list[dict]:
     for item, claim, what, section in _texts()["claims"][group]:
         here, words = evidence(what)
         place = f"{section} · {sections[section]}".replace(" ", "-")
-        rows.append({"item": item, "claim": claim, "here": here, "verdict": words, "in": f"[{section}](#{place})"})
+        rows.append(
+            {
+                "item": item,
+                "claim": claim,
+                "here": here,
+                "verdict": words,
+                "in": f"[{section}](#{place})",
+            }
+        )
     return rows
 
 
@@ -255,7 +306,12 @@ def studies_table() -> str:
     for name, question in _texts()["studies"].items():
         runs = stored(name)
         days = [run["environment"]["date"][:10] for run in runs]
-        row = {"study": f"`{name}`", "asks": question, "runs": len(runs), "date": min(days, default="not measured yet")}
+        row = {
+            "study": f"`{name}`",
+            "asks": question,
+            "runs": len(runs),
+            "date": min(days, default="not measured yet"),
+        }
         rows.append(row | {key: len({run[key] for run in runs}) for key in ("method", "seed")})
     heads = {"study": "study", "asks": "asks", "runs": "runs", "method": "methods", "seed": "seeds"}
     return table(rows, heads | {"date": "first run"})

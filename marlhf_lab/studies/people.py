@@ -41,4 +41,7 @@ def with_a_person() -> list[dict]:
     judges["most of the three"] = pd.concat(people, axis=1).mode(axis=1)[0]
     couples = {"another person": permutations(people, 2)}
     couples |= {name: product([judge], people) for name, judge in judges.items()}
-    return [{"judge": name} | as_row(agree_in_groups(two, named["instruction"])) for name, two in couples.items()]
+    return [
+        {"judge": name} | as_row(agree_in_groups(two, named["instruction"]))
+        for name, two in couples.items()
+    ]

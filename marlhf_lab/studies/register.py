@@ -28,14 +28,33 @@ def register_table() -> str:
     for study, (predicted, outcome) in yaml.safe_load(ROWS.read_text(encoding="utf-8")).items():
         if study in MEASURED:
             text = outcome.replace(f"{{{study}}}", measured(study))
-            lines.append([f"[{study}](../benchmarks/{study}.py)", "-", predicted, text.replace("-", "−"), "-"])
+            lines.append(
+                [
+                    f"[{study}](../benchmarks/{study}.py)",
+                    "-",
+                    predicted,
+                    text.replace("-", "−"),
+                    "-",
+                ]
+            )
             continue
         folder = shipped("results") / study
-        has_runs, runs = (folder / "table.md").is_file(), stored_results(study) if folder.is_dir() else []
-        place = f"../data/results/{study}/table.md" if has_runs else f"../marlhf_lab/studies/protocols/{study}.yaml"
+        has_runs, runs = (
+            (folder / "table.md").is_file(),
+            stored_results(study) if folder.is_dir() else [],
+        )
+        place = (
+            f"../data/results/{study}/table.md"
+            if has_runs
+            else f"../marlhf_lab/studies/protocols/{study}.yaml"
+        )
         seeds, planned = len({run["seed"] for run in runs}), len(load_study(study).seeds)
         count = str(seeds) if seeds == planned else f"{seeds} of {planned}"
-        found = (fill(outcome, study), seen(study)) if has_runs else (NUMBER.sub("not there yet", outcome), "-")
+        found = (
+            (fill(outcome, study), seen(study))
+            if has_runs
+            else (NUMBER.sub("not there yet", outcome), "-")
+        )
         lines.append([f"[{study}]({place})", count, predicted, *found])
     return markdown(HEADS, lines)
 

@@ -19,7 +19,10 @@ from marlhf_lite.utils.tables import interval, number, table
 def study_report(study, results: Sequence[Mapping], folder: Path, figures: Path) -> str:
     """Write table.md and summary.json to `folder` and figures to `figures`. Returns the table. `study` is a `Study`."""
     rows = study_table(results, study.baseline, study.target_method)
-    text, drawn = markdown(rows, study.baseline, study.target_method), study_figures(study, results, rows)
+    text, drawn = (
+        markdown(rows, study.baseline, study.target_method),
+        study_figures(study, results, rows),
+    )
     text += add_equal_kl(study, results, drawn)
     write_report({"study": study.name, "methods": rows}, text, folder)
     save_figures(drawn, figures)
@@ -50,22 +53,35 @@ def save_figures(drawn: Mapping[str, Axes | np.ndarray], figures: Path) -> None:
 def markdown(rows: Sequence[Mapping], baseline: str = "SFT", target_method: str = "PPO") -> str:
     """Write scores and costs, rows of `study_table`, as two Markdown tables with a legend under each."""
     heads = {"method": "method"} | SCORES
-    for key, other in (("gain", f"gain over {baseline}"), ("difference", f"difference from {target_method}")):
+    for key, other in (
+        ("gain", f"gain over {baseline}"),
+        ("difference", f"difference from {target_method}"),
+    ):
         heads |= {f"{score}_{key}": f"{text}: {other}" for score, text in SCORES.items()}
     score = "RM score" if any("rm_score" in row for row in rows) else "reward"
-    costs = {"method": "method"} | {name: f"{text} to {target_method}'s final {score}" for name, text in COSTS.items()}
+    costs = {"method": "method"} | {
+        name: f"{text} to {target_method}'s final {score}" for name, text in COSTS.items()
+    }
     costs |= {f"cost_{name}": f"{text} in all" for name, text in COSTS.items()}
     costs[EXPLAINED] = "critic: explained variance of the score"
     parts = [table(rows, heads | {"kl": "KL (nats)", "tokens": "length"}, _cell), LEGENDS["scores"]]
     trained = [row for row in rows if "cost_updates" in row]
-    return "\n\n".join(parts + ([table(trained, costs, _cell), LEGENDS["costs"]] if trained else []))
+    return "\n\n".join(
+        parts + ([table(trained, costs, _cell), LEGENDS["costs"]] if trained else [])
+    )
 
 
 def _cell(row: Mapping, name: str) -> str:
     value, is_cost = row.get(name), name.removeprefix("cost_") in COSTS
     if not isinstance(value, Mapping):
         digits = 0 if is_cost else 2 if name == EXPLAINED else 1
-        return "-" if value is None else value if isinstance(value, str) else number(value, f".{digits}f")
+        return (
+            "-"
+            if value is None
+            else value
+            if isinstance(value, str)
+            else number(value, f".{digits}f")
+        )
     form = ".0f" if is_cost else ".2f"
     seeds = "; ".join("never" if x is None else number(x, form) for x in value["by_seed"])
     if value["mean"] is None:
@@ -75,7 +91,9 @@ def _cell(row: Mapping, name: str) -> str:
     return f"{interval({'low': None, 'high': None} | value, form)} ({seeds})"
 
 
-def study_figures(study, results: Sequence[Mapping], rows: Sequence[Mapping]) -> dict[str, Axes | np.ndarray]:
+def study_figures(
+    study, results: Sequence[Mapping], rows: Sequence[Mapping]
+) -> dict[str, Axes | np.ndarray]:
     """Draw the figures of each group of methods that the study names: name of a figure to its Axes."""
     runs = by_method(results)
     drawn: dict[str, Axes | np.ndarray] = {}
@@ -88,7 +106,8 @@ def study_figures(study, results: Sequence[Mapping], rows: Sequence[Mapping]) ->
         if any(name in row for row in chosen for name in COSTS):
             drawn[f"{prefix}costs"] = costs(chosen, study.target_method)
         drawn |= {
-            f"{prefix}{name}": axes for name, axes in _curves(runs, names, study.baseline, scores_of(results)).items()
+            f"{prefix}{name}": axes
+            for name, axes in _curves(runs, names, study.baseline, scores_of(results)).items()
         }
     return drawn
 
@@ -107,7 +126,8 @@ def _curves(runs: Mapping, names: Sequence[str], baseline: str, scores: Mapping[
             axes = drawn[metric] = plots.reward_curves(gains, metric)
             if any(score in run["final"] for run in runs.get(baseline, {}).values()):
                 axes.set_ylabel(f"{SCORES[score]}, gain over {baseline}")
-            elif score == "rm_score" and baseline in runs:  # no reward model: unit tests gave the score
+            # no reward model: unit tests gave the score
+            elif score == "rm_score" and baseline in runs:
                 axes.set_ylabel("reward of a response")
     curves = {name: [run["curve"] for run in runs[name].values()] for name in names}
     norms = {name: rows for name, rows in curves.items() if _has(rows, "advantage_norm")}
@@ -120,13 +140,25 @@ def _has(curves: Sequence[Sequence[Mapping]], metric: str) -> bool:
     return all(any(row.get(metric) is not None for row in curve) for curve in curves)
 
 
-def gain_curves(by_seed: Mapping[int, Mapping], base: Mapping[int, Mapping], score: str) -> list[list[dict]]:
+def gain_curves(
+    by_seed: Mapping[int, Mapping], base: Mapping[int, Mapping], score: str
+) -> list[list[dict]]:
     """Subtract from each curve the mean of the baseline with the same seed on the held-out prompts; 0 without one."""
     out = []
     for seed, run in sorted(by_seed.items()):
-        zero = float(np.mean(base[seed]["final"][score])) if seed in base and score in base[seed]["final"] else 0.0
+        zero = (
+            float(np.mean(base[seed]["final"][score]))
+            if seed in base and score in base[seed]["final"]
+            else 0.0
+        )
         metric = METRICS[score]
-        out.append([row | {metric: row[metric] - zero} for row in run["curve"] if row.get(metric) is not None])
+        out.append(
+            [
+                row | {metric: row[metric] - zero}
+                for row in run["curve"]
+                if row.get(metric) is not None
+            ]
+        )
     return out
 
 
@@ -147,7 +179,9 @@ def final_scores(rows: Sequence[Mapping], other: str = "SFT", kind: str = "gain"
     keys = {key: label for key, label in keys.items() if any(key in row for row in rows)}
     compared = bool(keys)
     bars = "95 % interval over seeds and prompts" if compared else "±1 std over seeds"
-    text = f"Held-out prompts. Dot: mean; bar: {bars}; small dots: each seed. Further right is better."
+    text = (
+        f"Held-out prompts. Dot: mean; bar: {bars}; small dots: each seed. Further right is better."
+    )
     return dots(rows, keys if compared else SCORES, text)
 
 
@@ -165,7 +199,9 @@ def costs(rows: Sequence[Mapping], target_method: str = "PPO") -> np.ndarray:
 
 
 @plt.rc_context(plots.STYLE)
-def dots(rows: Sequence[Mapping], keys: Mapping[str, str], text: str, line: str = "method") -> np.ndarray:
+def dots(
+    rows: Sequence[Mapping], keys: Mapping[str, str], text: str, line: str = "method"
+) -> np.ndarray:
     """Draw a panel for each key that rows have, and in it a line for each row that has one of them.
 
     A line has the name in the row's field `line`, and the colour of its `method`.
@@ -196,9 +232,27 @@ def _point(ax: Axes, value: Mapping, place: int, colour: str) -> None:
     mean, seeds = value["mean"], [x for x in value["by_seed"] if x is not None]
     ax.plot(seeds, [place + 0.25] * len(seeds), ".", color=colour, markersize=3)
     if mean is None:
-        text, there = f"never: {len(value['by_seed']) - len(seeds)} of {len(value['by_seed'])}", (0.98, place - 0.12)
-        ax.annotate(text, there, xycoords=("axes fraction", "data"), ha="right", va="center", fontsize="small")
+        text, there = (
+            f"never: {len(value['by_seed']) - len(seeds)} of {len(value['by_seed'])}",
+            (0.98, place - 0.12),
+        )
+        ax.annotate(
+            text,
+            there,
+            xycoords=("axes fraction", "data"),
+            ha="right",
+            va="center",
+            fontsize="small",
+        )
         return
     low, high = value.get("low"), value.get("high")
     sides = (value.get("std") or 0.0,) * 2 if low is None else (mean - low, high - mean)
-    ax.errorbar(mean, place, xerr=[[side] for side in sides], fmt="o", color=colour, markersize=4.5, linewidth=1.6)
+    ax.errorbar(
+        mean,
+        place,
+        xerr=[[side] for side in sides],
+        fmt="o",
+        color=colour,
+        markersize=4.5,
+        linewidth=1.6,
+    )

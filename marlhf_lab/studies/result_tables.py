@@ -30,7 +30,11 @@ from marlhf_lite.utils.tables import interval, markdown, number
 
 TABLES = Path(str(files("marlhf_lab"))) / "studies" / "result_tables.yaml"
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n)((?:(?!<!--).)*?)\n?(<!-- end -->)", re.S)
-MADE_ELSEWHERE = {"answer": answer_table, "register": register_table, "signal": lambda: signal_table(baseline_record())}
+MADE_ELSEWHERE = {
+    "answer": answer_table,
+    "register": register_table,
+    "signal": lambda: signal_table(baseline_record()),
+}
 NUMBER = re.compile(r"\{(?:([\w+]+): )?([^{}]+)\}")
 
 
@@ -48,9 +52,16 @@ def table(spec: Mapping) -> str:
     for label, row in spec["rows"].items():
         cells = row["cells"] if isinstance(row, dict) and "cells" in row else columns.values()
         own_cells = row if isinstance(row, dict) else {"of": row}
-        names = [own_cells["of"]] if isinstance(own_cells.get("of"), str) else own_cells.get("of", [])
+        names = (
+            [own_cells["of"]] if isinstance(own_cells.get("of"), str) else own_cells.get("of", [])
+        )
         cells = [own_cells.get(heading, cell) for heading, cell in zip(columns, cells, strict=True)]
-        lines.append([str(label).strip(), *(fill(_named(str(cell), names), spec.get("study", "")) for cell in cells)])
+        lines.append(
+            [
+                str(label).strip(),
+                *(fill(_named(str(cell), names), spec.get("study", "")) for cell in cells),
+            ]
+        )
     return markdown([spec["head"], *map(str, columns)], lines)
 
 
@@ -76,7 +87,9 @@ def write(study: str, source: str, *what: str) -> str:
         contrast = load_study(study).contrasts[what[0]]
         if "difference" in contrast:
             return _difference(study, *what)
-        value = _ratio(study, tuple(contrast["ratio"]), load_study(study).threshold, load_study(study).window)
+        value = _ratio(
+            study, tuple(contrast["ratio"]), load_study(study).threshold, load_study(study).window
+        )
         return _contrast(value, contrast.get("margin"), *what[1:])
     if source == "mean":
         method, key, form = what
@@ -95,7 +108,11 @@ def _contrast(value: Mapping, margin: float | None, form: str = "") -> str:
     if form == "equal":
         inside = margin and 1 / margin <= value["low"] and value["high"] <= margin
         return f"equal within {margin:g}: {'yes' if inside else 'open'}"
-    alike = "" if len({round(x, 6) for x in value["by_seed"]}) > 1 else ", the same update in every seed"
+    alike = (
+        ""
+        if len({round(x, 6) for x in value["by_seed"]}) > 1
+        else ", the same update in every seed"
+    )
     return interval(value, beside=1) + alike
 
 
@@ -108,7 +125,11 @@ def _difference(study: str, name: str, form: str) -> str:
 def _mean_rewards(study: str) -> dict:
     """The summary.json of a study whose outcome is a mean reward; empty before all its seeds are there."""
     file = shipped("results") / study / "summary.json"
-    summary = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"contrasts": {"": {"seeds": []}}}
+    summary = (
+        json.loads(file.read_text(encoding="utf-8"))
+        if file.is_file()
+        else {"contrasts": {"": {"seeds": []}}}
+    )
     seeds = next(iter(summary["contrasts"].values()))["seeds"]
     return summary if seeds == load_study(study).seeds else {}
 
@@ -121,7 +142,8 @@ def _summary(study: str) -> dict:
 
 def _value(study: str, method: str, key: str):
     """A number of a method, from the study's summary or its curves."""
-    if key == "explained":  # variance of the score, mean over the updates in which the policy learns
+    # variance of the score, mean over the updates in which the policy learns
+    if key == "explained":
         curves = [[step[EXPLAINED] for step in curve_of(run)] for run in _runs(study, method)]
         return t_interval([float(np.mean(curve)) for curve in curves])
     return _summary(study)[method].get(key)

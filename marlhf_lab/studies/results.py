@@ -55,7 +55,9 @@ def stored_results(study: str) -> list[dict]:
     """
     results = read_results(shipped(f"results/{study}"))
     if not results:
-        raise InputError(f"no stored results of a study {study!r}: run `marlhf study --name {study}`")
+        raise InputError(
+            f"no stored results of a study {study!r}: run `marlhf study --name {study}`"
+        )
     return list(results.values())
 
 
@@ -69,9 +71,14 @@ def read_results(folder: Path) -> dict[str, dict]:
     found = {}
     for path in result_files(folder):
         try:
-            found |= {name: _with_rows(result) for name, result in parse_results(path.name, path.read_bytes()).items()}
+            found |= {
+                name: _with_rows(result)
+                for name, result in parse_results(path.name, path.read_bytes()).items()
+            }
         except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError):
-            raise InputError(f"{path}: damaged: delete it, and the study runs its part again") from None
+            raise InputError(
+                f"{path}: damaged: delete it, and the study runs its part again"
+            ) from None
     return {name: found[name] for name in sorted(found, key=lambda name: name + RESULT)}
 
 
@@ -95,7 +102,9 @@ def _with_rows(result: dict) -> dict:
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     if "options" in result:
         result["options"] = with_todays_names(result["options"])
-    return result | {"curve": [{name: x for name, x in row.items() if x is not None} for row in rows]}
+    return result | {
+        "curve": [{name: x for name, x in row.items() if x is not None} for row in rows]
+    }
 
 
 def join_results(folder: Path) -> None:
@@ -122,7 +131,11 @@ def write_result(path: Path, result: dict) -> None:
 
 
 def collect_result(
-    training: Path | None, evaluation: Path | None, start: Path, first_prompt: int = 0, best: bool = False
+    training: Path | None,
+    evaluation: Path | None,
+    start: Path,
+    first_prompt: int = 0,
+    best: bool = False,
 ) -> dict:
     """Make the result of a run from its folders.
 
@@ -133,27 +146,47 @@ def collect_result(
         first_prompt: number of the first held-out prompt that counts.
         best: of each prompt's answers, take the one with the best RM score instead of their mean.
     """
-    result = {"environment": RunFolder.open(training or evaluation).config["versions"], "start": _start_facts(start)}
+    result = {
+        "environment": RunFolder.open(training or evaluation).config["versions"],
+        "start": _start_facts(start),
+    }
     result["curve"] = _curve(training) if training else []
     if evaluation is None:
         return result
     rows = _answers(evaluation, "policy" if training else "SFT", first_prompt)
     parts = _gold_parts(RunFolder.open(evaluation).config["dataset"], rows)
     rows = rows.join(parts)
-    chosen = rows.loc[rows.groupby("id", sort=False)["rm_score"].idxmax()] if best else rows[rows["sample"] == 0]
-    kept = [name for name in FINAL if not (best and name == "kl")]  # it would be that of SFT with itself
+    chosen = (
+        rows.loc[rows.groupby("id", sort=False)["rm_score"].idxmax()]
+        if best
+        else rows[rows["sample"] == 0]
+    )
+    # it would be that of SFT with itself
+    kept = [name for name in FINAL if not (best and name == "kl")]
     columns = [name for name in (*kept, *parts) if name in rows]
-    means = (chosen if best else rows).astype(dict.fromkeys(columns, float)).groupby("id", sort=False)[columns].mean()
+    means = (
+        (chosen if best else rows)
+        .astype(dict.fromkeys(columns, float))
+        .groupby("id", sort=False)[columns]
+        .mean()
+    )
     prompts = "\0".join(chosen["prompt"]).encode("utf-8", "backslashreplace")
-    final = {"prompts": hashlib.sha256(prompts).hexdigest()[:12], "generated_tokens": int(rows["tokens"].sum())}
+    final = {
+        "prompts": hashlib.sha256(prompts).hexdigest()[:12],
+        "generated_tokens": int(rows["tokens"].sum()),
+    }
     samples = chosen.head(3)[[name for name in SAMPLE if name in rows]]
-    final |= means.to_dict("list") | (_pass_rates(rows) if (evaluation / "pass.json").is_file() else {})
+    final |= means.to_dict("list") | (
+        _pass_rates(rows) if (evaluation / "pass.json").is_file() else {}
+    )
     return result | {"final": final, "samples": samples.to_dict("records")}
 
 
 def _answers(evaluation: Path, method: str, first_prompt: int) -> pd.DataFrame:
     """All answers of a method, by prompt in the order of the evaluation, then by sample."""
-    ids = dict.fromkeys(row["id"] for row in read_lines(evaluation / SAMPLES) if row["method"] == method)
+    ids = dict.fromkeys(
+        row["id"] for row in read_lines(evaluation / SAMPLES) if row["method"] == method
+    )
     order = list(ids)[first_prompt:]
     (path,) = (evaluation / "responses").glob(f"{method}-T*/{SAMPLES}")
     rows = pd.DataFrame(read_lines(path))
@@ -165,7 +198,11 @@ def _answers(evaluation: Path, method: str, first_prompt: int) -> pd.DataFrame:
 def _gold_parts(dataset: str, rows: pd.DataFrame) -> pd.DataFrame:
     """The counts that a gold score is made of, such as `gold_right`, for each answer; no columns for other tasks."""
     gold = {"tiny-tldr": tldr_gold, "tiny-hh": hh_gold, "tiny-webgpt": webgpt_gold}.get(dataset)
-    parts = [gold.inspect(*answer) for answer in rows[["prompt", "response"]].to_numpy()] if gold else []
+    parts = (
+        [gold.inspect(*answer) for answer in rows[["prompt", "response"]].to_numpy()]
+        if gold
+        else []
+    )
     return pd.DataFrame(parts, index=rows.index).add_prefix("gold_")
 
 
@@ -214,19 +251,24 @@ def rounded(value):
 def by_method(results: Sequence[Mapping]) -> dict[str, dict[int, Mapping]]:
     """Sort results: method -> seed -> result. Raises `InputError` if they cannot be compared."""
     runs: dict[str, dict[int, Mapping]] = {}
-    prompts = [result.get("final", {}).get("prompts") for result in results]  # no final: a study of speed
+    # no final: a study of speed
+    prompts = [result.get("final", {}).get("prompts") for result in results]
     for result, answered in zip(results, prompts, strict=True):
         name, seed = result["method"], result["seed"]
         if seed in runs.setdefault(name, {}):
             raise InputError(f"results: {name} with seed {seed} is there twice: give each run once")
         if answered != prompts[0]:
             first = f"{results[0]['method']}, seed {results[0]['seed']}"
-            raise InputError(f"results: {name}, seed {seed} and {first} answered different prompts: run one again")
+            raise InputError(
+                f"results: {name}, seed {seed} and {first} answered different prompts: run one again"
+            )
         runs[name][seed] = result
     return runs
 
 
-def study_table(results: Sequence[Mapping], baseline: str = "SFT", target_method: str = "PPO") -> list[dict]:
+def study_table(
+    results: Sequence[Mapping], baseline: str = "SFT", target_method: str = "PPO"
+) -> list[dict]:
     """Summarise a study: one row per method, in order of appearance.
 
     Args:
@@ -263,7 +305,12 @@ def study_table(results: Sequence[Mapping], baseline: str = "SFT", target_method
         for name in ("kl", "tokens"):
             if method in finals[name].index:
                 row[name] = float(finals[name].loc[method].mean(axis=1).mean())
-        values = [step[EXPLAINED] for run in seeds.values() for step in run["curve"] if step.get(EXPLAINED) is not None]
+        values = [
+            step[EXPLAINED]
+            for run in seeds.values()
+            for step in run["curve"]
+            if step.get(EXPLAINED) is not None
+        ]
         row |= {EXPLAINED: float(np.mean(values))} if values else {}
         costs = pd.DataFrame([_cost(run["curve"]) for run in seeds.values() if run["curve"]]).mean()
         row |= {f"cost_{name}": float(value) for name, value in costs.items()}
@@ -273,14 +320,22 @@ def study_table(results: Sequence[Mapping], baseline: str = "SFT", target_method
 
 def scores_of(results: Sequence[Mapping]) -> dict[str, str]:
     """The scores of `SCORES` to report; if all methods trained on gold scores, without those of the reward model."""
-    rewards = {result["options"]["reward"] for result in results if "reward" in result.get("options", {})}
-    return {score: text for score, text in SCORES.items() if score != "rm_score" or rewards != {"gold"}}
+    rewards = {
+        result["options"]["reward"] for result in results if "reward" in result.get("options", {})
+    }
+    return {
+        score: text for score, text in SCORES.items() if score != "rm_score" or rewards != {"gold"}
+    }
 
 
 def _final(results: Sequence[Mapping], column: str) -> pd.DataFrame:
     """A column of the final answers: a row for each method and seed, sorted, a column for each prompt."""
     rows = {(r["method"], r["seed"]): r["final"][column] for r in results if column in r["final"]}
-    index = pd.MultiIndex.from_tuples(rows, names=["method", "seed"]) if rows else pd.MultiIndex.from_arrays([[], []])
+    index = (
+        pd.MultiIndex.from_tuples(rows, names=["method", "seed"])
+        if rows
+        else pd.MultiIndex.from_arrays([[], []])
+    )
     return pd.DataFrame(list(rows.values()), index=index).sort_index()
 
 
@@ -290,7 +345,9 @@ def _difference(scores: pd.DataFrame, method: str, other: str, name: str) -> dic
     gaps = (scores.loc[method] - scores.loc[other]).dropna()  # seeds that both have, by prompt
     if gaps.empty:
         return {}
-    return {name: crossed_interval(gaps.to_numpy())._asdict() | {"by_seed": gaps.mean(axis=1).tolist()}}
+    return {
+        name: crossed_interval(gaps.to_numpy())._asdict() | {"by_seed": gaps.mean(axis=1).tolist()}
+    }
 
 
 def crossed_interval(gaps: np.ndarray) -> Interval:
@@ -305,9 +362,12 @@ def crossed_interval(gaps: np.ndarray) -> Interval:
     a, b, mean = gaps.mean(1), gaps.mean(0), float(gaps.mean())
     rest = gaps - a[:, None] - b + mean
     freedom = np.array([seeds - 1, prompts - 1, (seeds - 1) * (prompts - 1)])
-    squares = np.array([prompts * ((a - mean) ** 2).sum(), seeds * ((b - mean) ** 2).sum(), (rest**2).sum()])
+    squares = np.array(
+        [prompts * ((a - mean) ** 2).sum(), seeds * ((b - mean) ** 2).sum(), (rest**2).sum()]
+    )
     squares = np.divide(squares, freedom, out=np.zeros(3), where=freedom > 0)
-    variance = max(squares[0] + squares[1] - squares[2], *squares[:2])  # a smaller sum would be chance
+    # a smaller sum would be chance
+    variance = max(squares[0] + squares[1] - squares[2], *squares[:2])
     weight = float((squares**2)[freedom > 0] @ (1 / freedom[freedom > 0]))
     half = t_quantile(variance**2 / weight) * (variance / gaps.size) ** 0.5 if weight else 0.0
     return Interval(mean, mean - half, mean + half)
@@ -321,16 +381,30 @@ def t_quantile(freedom: float) -> float:
 def _cost(curve: Sequence[Mapping]) -> dict:
     """What training took in these updates."""
     seconds = sum(row["seconds"] for row in curve)
-    return {"updates": len(curve), "generated_tokens": curve[-1]["generated_tokens"], "seconds": seconds}
+    return {
+        "updates": len(curve),
+        "generated_tokens": curve[-1]["generated_tokens"],
+        "seconds": seconds,
+    }
 
 
 def _costs_to_target(runs: Mapping[int, Mapping], target: Mapping[int, Mapping]) -> dict:
     costs = []
-    for seed in (seed for seed in sorted(runs) if seed in target and runs[seed]["curve"] and target[seed]["curve"]):
-        scores, goal = ([row.get("score_mean") for row in run["curve"]] for run in (runs[seed], target[seed]))
+    for seed in (
+        seed
+        for seed in sorted(runs)
+        if seed in target and runs[seed]["curve"] and target[seed]["curve"]
+    ):
+        scores, goal = (
+            [row.get("score_mean") for row in run["curve"]] for run in (runs[seed], target[seed])
+        )
         updates = updates_to_reach(scores, final_score(goal))
         costs.append(_cost(runs[seed]["curve"][:updates]) if updates else dict.fromkeys(COSTS))
-    return {name: t_interval([cost[name] for cost in costs], least=0.0) for name in COSTS} if costs else {}
+    return (
+        {name: t_interval([cost[name] for cost in costs], least=0.0) for name in COSTS}
+        if costs
+        else {}
+    )
 
 
 def t_interval(values: Sequence[float | None], least: float = -math.inf) -> dict:

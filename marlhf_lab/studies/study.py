@@ -51,12 +51,21 @@ from marlhf_lite.utils.user_code import import_user_code
 STUDIES = Path(str(files("marlhf_lab"))) / "studies" / "protocols"
 MARLHF = [sys.executable, "-m", "marlhf_lite"]
 # Command of a method -> the `marlhf` command that trains it. best_of_n takes the best of the SFT model's samples.
-TRAINING = {"ppo": "ppo", "rloo": "rloo", "grpo": "grpo", "dpo": "dpo", "sft": None, "best_of_n": None}
+TRAINING = {
+    "ppo": "ppo",
+    "rloo": "rloo",
+    "grpo": "grpo",
+    "dpo": "dpo",
+    "sft": None,
+    "best_of_n": None,
+}
 # Options that the study gives to each command itself.
 SET_BY_STUDY = {f.name for f in fields(RunConfig)} - {"seed"}
 SET_BY_STUDY |= {"sft", "rm", "policies", "eval_samples", "eval_temperatures"}
 # Options that no result depends on. Rows per pass are one of them: the gradient is that of the whole batch.
-RESULT_NEUTRAL = SET_BY_STUDY | {f.name for kind in (CheckpointConfig, LoggingConfig) for f in fields(kind)}
+RESULT_NEUTRAL = SET_BY_STUDY | {
+    f.name for kind in (CheckpointConfig, LoggingConfig) for f in fields(kind)
+}
 RESULT_NEUTRAL |= {"per_device_train_batch_size"}
 # Of a model that is not embedded, if a protocol says nothing: protocols are older than the preset's own sampling.
 PAPER_SAMPLING = {"temperature": 0.8, "top_k": 50}
@@ -70,13 +79,17 @@ class Study:
     """A protocol."""
 
     name: str
-    methods: dict[str, dict]  # name -> {command, preset, options, samples: answers to each held-out prompt, default 1}
+    # name -> {command, preset, options, samples: answers to each held-out prompt, default 1}
+    methods: dict[str, dict]
     seeds: list[int]
-    shared: dict = field(default_factory=dict)  # options of every method that has them; `preset` is one of them
+    # options of every method that has them; `preset` is one of them
+    shared: dict = field(default_factory=dict)
     baseline: str = "SFT"  # gains are over this method
-    target_method: str = "PPO"  # differences are from this method, and costs are counted up to its final RM score
+    # differences are from this method, and costs are counted up to its final RM score
+    target_method: str = "PPO"
     first_prompt: int = 0  # number of the held-out prompt that the evaluation begins with
-    figures: dict[str, list[str]] = field(default_factory=dict)  # name -> methods; default: one figure with all
+    # name -> methods; default: one figure with all
+    figures: dict[str, list[str]] = field(default_factory=dict)
     # A gold score: the outcome is how soon training gets there (`studies.learning`), and nothing is evaluated.
     threshold: float | None = None
     window: int = 3  # updates in the mean that is compared with the threshold
@@ -86,7 +99,8 @@ class Study:
     # factor of `margin` two methods are called equal. With `mean_updates` {difference: [A, B], subtracted_from}: A - B,
     # or this taken from the same difference in another study. The first is the primary outcome, others are exploration.
     contrasts: dict[str, dict] = field(default_factory=dict)
-    equal_kl: list[str] = field(default_factory=list)  # [A, B]: also report A's score minus B's at equal KL
+    # [A, B]: also report A's score minus B's at equal KL
+    equal_kl: list[str] = field(default_factory=list)
 
     @property
     def of_curves(self) -> bool:
@@ -103,8 +117,22 @@ class Study:
 
 
 # Key of a protocol -> its type; `name` is the file's own.
-KEYS = {"methods": dict, "seeds": list, "shared": dict, "baseline": str, "target_method": str, "first_prompt": int}
-KEYS |= {"figures": dict, "threshold": float, "window": int, "mean_updates": list, "contrasts": dict, "equal_kl": list}
+KEYS = {
+    "methods": dict,
+    "seeds": list,
+    "shared": dict,
+    "baseline": str,
+    "target_method": str,
+    "first_prompt": int,
+}
+KEYS |= {
+    "figures": dict,
+    "threshold": float,
+    "window": int,
+    "mean_updates": list,
+    "contrasts": dict,
+    "equal_kl": list,
+}
 
 
 def protocol_file(name: str) -> Path:
@@ -112,7 +140,9 @@ def protocol_file(name: str) -> Path:
     known = sorted(path.stem for path in STUDIES.glob("*.yaml"))
     path = STUDIES / f"{name}.yaml" if name in known else Path(name).expanduser()
     if not path.is_file():
-        raise InputError(f"--name {name}: no such study: choose from {', '.join(known)}, or give a YAML file")
+        raise InputError(
+            f"--name {name}: no such study: choose from {', '.join(known)}, or give a YAML file"
+        )
     return path
 
 
@@ -121,16 +151,23 @@ def load_study(name: str) -> Study:
     path = protocol_file(name)
     values = read_yaml(path, str(path))
     values = {key: value for key, value in values.items() if value is not None}
-    whole = [key for key, value in values.items() if KEYS.get(key) is float and type(value) is int]  # no bool
+    # no bool
+    whole = [key for key, value in values.items() if KEYS.get(key) is float and type(value) is int]
     values |= {key: float(values[key]) for key in whole}
     for key, value in values.items():
         if key not in KEYS:
-            raise InputError(f"{path}: unknown key {key}: {did_you_mean(str(key), KEYS)}choose from {', '.join(KEYS)}")
+            raise InputError(
+                f"{path}: unknown key {key}: {did_you_mean(str(key), KEYS)}choose from {', '.join(KEYS)}"
+            )
         if not isinstance(value, KEYS[key]):
-            raise InputError(f"{path}: {key} {value!r}: give a {KEYS[key].__name__}, as in protocols/main.yaml")
+            raise InputError(
+                f"{path}: {key} {value!r}: give a {KEYS[key].__name__}, as in protocols/main.yaml"
+            )
     if "preset" in (shared := values.get("shared", {})):  # the other options win over it
         options = {key: value for key, value in shared.items() if key != "preset"}
-        values["shared"] = merge([read_presets(str(shared["preset"]), f"{path}: shared: preset"), options])
+        values["shared"] = merge(
+            [read_presets(str(shared["preset"]), f"{path}: shared: preset"), options]
+        )
     study = Study(path.stem, **{"methods": {}, "seeds": []} | values)
     _check(study, path)
     for key in ("baseline", "target_method"):
@@ -146,7 +183,9 @@ def _check(study: Study, path: Path) -> None:
     for name, method in study.methods.items():
         where = f"{path}: method {name}"
         keys = {"command": str, "preset": str, "options": dict, "samples": int}
-        typed = isinstance(method, dict) and all(isinstance(method[key], keys.get(key, ())) for key in method)
+        typed = isinstance(method, dict) and all(
+            isinstance(method[key], keys.get(key, ())) for key in method
+        )
         if not typed or method.get("command") not in TRAINING:
             what = f"give a command ({', '.join(TRAINING)}), and if needed preset, options (names and values), samples"
             raise InputError(f"{where}: {what}")
@@ -156,21 +195,31 @@ def _check(study: Study, path: Path) -> None:
         if samples < least:
             raise InputError(f"{where}: samples {samples}: give a whole number from {least} up")
     if len({run_name(name, 0) for name in study.methods}) < len(study.methods):
-        raise InputError(f"{path}: methods: two names differ only in punctuation and would share files: rename one")
+        raise InputError(
+            f"{path}: methods: two names differ only in punctuation and would share files: rename one"
+        )
     for key in with_todays_names(study.shared):
         if key not in OPTIONS:
             hint = did_you_mean(key, OPTIONS)
-            raise InputError(f"{path}: shared: unknown option {key}: {hint}see marlhf <command> --help")
+            raise InputError(
+                f"{path}: shared: unknown option {key}: {hint}see marlhf <command> --help"
+            )
     for figure, names in study.figures.items():
         if not isinstance(names, list) or not set(names) <= set(study.methods):
             raise InputError(f"{path}: figures, {figure}: {names}: give a list of methods")
-    if study.equal_kl and (len(study.equal_kl) != 2 or not set(study.equal_kl) <= set(study.methods)):
+    if study.equal_kl and (
+        len(study.equal_kl) != 2 or not set(study.equal_kl) <= set(study.methods)
+    ):
         raise InputError(f"{path}: equal_kl: {study.equal_kl}: give two methods, as [MA-PPO, PPO]")
     if study.window < 1:
         raise InputError(f"{path}: window {study.window}: give a whole number from 1 up")
     span = study.mean_updates
-    if span and (len(span) != 2 or not all(isinstance(x, int) for x in span) or not 1 <= span[0] <= span[1]):
-        raise InputError(f"{path}: mean_updates: {span}: give the first and the last update, as [16, 30]")
+    if span and (
+        len(span) != 2 or not all(isinstance(x, int) for x in span) or not 1 <= span[0] <= span[1]
+    ):
+        raise InputError(
+            f"{path}: mean_updates: {span}: give the first and the last update, as [16, 30]"
+        )
     for name, contrast in study.contrasts.items():
         _check_contrast(study, contrast, f"{path}: contrasts, {name}: {contrast}")
 
@@ -211,13 +260,22 @@ def plan(study: Study, seeds: Sequence[int] = (), only: Sequence[str] = ()) -> l
     """
     unknown = [name for name in only if name not in study.methods]
     if unknown:
-        raise InputError(f"--only {unknown[0]}: no such method: choose from {', '.join(study.methods)}")
+        raise InputError(
+            f"--only {unknown[0]}: no such method: choose from {', '.join(study.methods)}"
+        )
     seeds = list(seeds or study.seeds)
     if len(set(seeds)) < len(seeds):
         raise InputError(f"study {study.name}: seeds {seeds}: give each once")
-    runs = [_run(study, name, seed) for seed in seeds for name in study.methods if not only or name in only]
+    runs = [
+        _run(study, name, seed)
+        for seed in seeds
+        for name in study.methods
+        if not only or name in only
+    ]
     if not runs:
-        raise InputError(f"study {study.name}: nothing to run: give methods, and seeds such as [0, 1, 2]")
+        raise InputError(
+            f"study {study.name}: nothing to run: give methods, and seeds such as [0, 1, 2]"
+        )
     for reward in sorted({run.options.get("reward", "") for run in runs}):
         if ":" in reward:
             import_user_code("reward", reward, ", ".join(REWARDS))
@@ -226,7 +284,11 @@ def plan(study: Study, seeds: Sequence[int] = (), only: Sequence[str] = ()) -> l
 
 def _run(study: Study, name: str, seed: int) -> Run:
     method = study.methods[name]
-    command, options_of_method, samples = method["command"], method.get("options", {}), method.get("samples", 1)
+    command, options_of_method, samples = (
+        method["command"],
+        method.get("options", {}),
+        method.get("samples", 1),
+    )
     if "preset" in method:  # a method's own options win over its preset
         source = f"study {study.name}, method {name}: preset"
         options_of_method = merge([read_presets(method["preset"], source), options_of_method])
@@ -236,17 +298,26 @@ def _run(study: Study, name: str, seed: int) -> Run:
     if asked.get("model", "tiny-gemma") not in EMBEDDED_MODELS:
         asked = PAPER_SAMPLING | asked
     words = {
-        stage: [f"--{key}={asked[key]}" for key in asked if key in option_names(COMMANDS[stage])] for stage in stages
+        stage: [f"--{key}={asked[key]}" for key in asked if key in option_names(COMMANDS[stage])]
+        for stage in stages
     }
     known = set().union(*(option_names(COMMANDS[stage]) for stage in stages))
-    unknown = [f"--{key}={value}" for key, value in with_todays_names(options_of_method).items() if key not in known]
+    unknown = [
+        f"--{key}={value}"
+        for key, value in with_todays_names(options_of_method).items()
+        if key not in known
+    ]
     try:
         for key in (SET_BY_STUDY | {"seed"}) & set(study.shared | options_of_method):
             raise InputError(f"{key}: the study sets this itself: leave it out")
         _parse(TRAINING[command] or "evaluate", *unknown)  # raises if there is one
         parsed = {stage: _parse(stage, *words[stage]) for stage in stages}
     except InputError as error:
-        hint = "; a preset with options of other commands belongs below shared" if "preset" in method else ""
+        hint = (
+            "; a preset with options of other commands belongs below shared"
+            if "preset" in method
+            else ""
+        )
         raise InputError(f"study {study.name}, method {name}: {error}{hint}") from None
     start = parsed["sft"] | parsed.get("rm", {})
     _check_curve(study, name, command, parsed.get(TRAINING[command], {}))
@@ -265,22 +336,36 @@ def _check_rewards(study: Study, name: str, command: str, options: dict) -> None
     if study.of_curves and command not in ("ppo", "rloo", "grpo"):
         key = "threshold" if study.threshold is not None else "mean_updates"
         raise InputError(f"{where}: {key}: {command} has no curve: give ppo, rloo or grpo")
-    if command in ("dpo", "best_of_n") or "rm" in (options.get("reward"), options.get("critic_init")):
+    if command in ("dpo", "best_of_n") or "rm" in (
+        options.get("reward"),
+        options.get("critic_init"),
+    ):
         hint = "give ppo, rloo or grpo, with reward: gold, tests or a function, and critic_init: sft for ppo"
         raise InputError(f"{where}: no reward model is trained: {hint}")
 
 
 def _check_curve(study: Study, name: str, command: str, options: dict) -> None:
     """Raise `InputError` if a method's curve may stop early, is too short, or has no KL for the study's report."""
-    where, span, updates = f"study {study.name}, method {name}", study.mean_updates, options.get("updates", 0)
+    where, span, updates = (
+        f"study {study.name}, method {name}",
+        study.mean_updates,
+        options.get("updates", 0),
+    )
     if study.of_curves and options.get("kl_ceiling"):
-        raise InputError(f"{where}: kl_ceiling: a run that stops early has no full curve to compare: leave it out")
-    if span and span[1] > updates > 0 and not options.get("prompt_epochs"):  # passes: counted when data load
-        raise InputError(f"{where}: mean_updates: {span}: it has {updates} updates: end there, or raise updates")
+        raise InputError(
+            f"{where}: kl_ceiling: a run that stops early has no full curve to compare: leave it out"
+        )
+    # passes: counted when data load
+    if span and span[1] > updates > 0 and not options.get("prompt_epochs"):
+        raise InputError(
+            f"{where}: mean_updates: {span}: it has {updates} updates: end there, or raise updates"
+        )
     has_kl = command == "ppo" or (command == "rloo" and options["kl_coef"])
     if name in study.equal_kl and not has_kl:
         without = " without kl_coef" if command == "rloo" else ""
-        raise InputError(f"{where}: equal_kl: {command}{without} records no kl_k1: give methods of ppo or rloo")
+        raise InputError(
+            f"{where}: equal_kl: {command}{without} records no kl_k1: give methods of ppo or rloo"
+        )
 
 
 @functools.cache
@@ -296,7 +381,11 @@ def _parse(stage: str, *words: str) -> dict:
     if stage in ("rloo", "grpo"):
         check_groups(options.num_generations, options.batch_size)
     unset = ("reward", "")  # of an evaluation: training may have one
-    return {key: value for key, value in asdict(options).items() if key not in RESULT_NEUTRAL and (key, value) != unset}
+    return {
+        key: value
+        for key, value in asdict(options).items()
+        if key not in RESULT_NEUTRAL and (key, value) != unset
+    }
 
 
 def _hash(options: dict) -> str:
@@ -305,7 +394,10 @@ def _hash(options: dict) -> str:
 
 def changed_option(run: Run, result: dict) -> str:
     """Name the first option with another value than in a stored result; empty if there is none."""
-    stored, newer = result["options"], {f.name: f.default for stage in run.words for f in fields(COMMANDS[stage])}
+    stored, newer = (
+        result["options"],
+        {f.name: f.default for stage in run.words for f in fields(COMMANDS[stage])},
+    )
     for name, value in json.loads(json.dumps(run.options)).items():
         before = stored.get(name, newer.get(name, value))  # a newer option had its default
         if before != value:
@@ -321,7 +413,10 @@ def check_committed(path: Path) -> None:
     git = ["git", "--no-optional-locks", "-C", str(path.absolute().parent)]
     questions = (["log", "-1", "--format=%H"], ["status", "--porcelain"])
     try:
-        answers = [subprocess.run([*git, *q, "--", path.name], capture_output=True, text=True) for q in questions]
+        answers = [
+            subprocess.run([*git, *q, "--", path.name], capture_output=True, text=True)
+            for q in questions
+        ]
     except OSError:  # no git here
         return
     commit, changes = (answer.stdout.strip() for answer in answers)
@@ -329,8 +424,12 @@ def check_committed(path: Path) -> None:
     if checkout and commit and not changes:
         return
     if checkout and path.parent == STUDIES:
-        raise InputError(f"{path}: not committed, but a protocol is fixed before the first run: commit it")
-    print(f"note: {path} is not committed: nobody can check later that it was fixed before the first run: commit it")
+        raise InputError(
+            f"{path}: not committed, but a protocol is fixed before the first run: commit it"
+        )
+    print(
+        f"note: {path} is not committed: nobody can check later that it was fixed before the first run: commit it"
+    )
 
 
 def run_study(options: StudyCommand) -> None:
@@ -338,10 +437,16 @@ def run_study(options: StudyCommand) -> None:
     study = load_study(options.name)
     seeds = _numbers(options.seeds)
     runs = plan(study, seeds, [name.strip() for name in options.only.split(",") if name.strip()])
-    results, work = Path(options.output_dir or f"data/results/{study.name}"), Path("runs") / f"study-{study.name}"
-    of_table = plan(study, [*dict.fromkeys([*study.seeds, *seeds])])  # other results go into the table, too
+    results, work = (
+        Path(options.output_dir or f"data/results/{study.name}"),
+        Path("runs") / f"study-{study.name}",
+    )
+    # other results go into the table, too
+    of_table = plan(study, [*dict.fromkeys([*study.seeds, *seeds])])
     stored = read_results(results)
-    changed = {run.name: changed_option(run, stored[run.name]) for run in of_table if run.name in stored}
+    changed = {
+        run.name: changed_option(run, stored[run.name]) for run in of_table if run.name in stored
+    }
     if options.dry_run:
         print(_listing(runs, stored, changed))
         return
@@ -349,9 +454,15 @@ def run_study(options: StudyCommand) -> None:
         if what:
             own = Path(f"{results / name}{RESULT}")
             place = own if own.is_file() else f"{results / JOINED}: {name}"
-            raise InputError(f"{place}: {what}: delete it, or give another folder with --output_dir")
+            raise InputError(
+                f"{place}: {what}: delete it, or give another folder with --output_dir"
+            )
     figures = results / "figures" if options.output_dir else Path("figures") / study.name
-    for what, folder in {"--output_dir": results, "runs of the study:": work, "figures:": figures}.items():
+    for what, folder in {
+        "--output_dir": results,
+        "runs of the study:": work,
+        "figures:": figures,
+    }.items():
         check_writable(what, folder)
     todo = [run for run in runs if run.name not in stored]
     if todo:
@@ -361,7 +472,9 @@ def run_study(options: StudyCommand) -> None:
     _report(study, of_table, seeds or study.seeds, results, figures)
     if failures:
         print(*failures, sep="\n\n")
-        raise InputError(f"{len(failures)} of {len(todo)} runs failed, see above: start the study again to continue")
+        raise InputError(
+            f"{len(failures)} of {len(todo)} runs failed, see above: start the study again to continue"
+        )
 
 
 def _numbers(seeds: str) -> list[int]:
@@ -372,12 +485,17 @@ def _numbers(seeds: str) -> list[int]:
 
 
 def _listing(runs: list[Run], stored: dict, changed: dict) -> str:
-    states = {run.name: changed.get(run.name) or ("done" if run.name in stored else "to do") for run in runs}
+    states = {
+        run.name: changed.get(run.name) or ("done" if run.name in stored else "to do")
+        for run in runs
+    }
     lines = [f"{run.name:<36} {run.command:<10} {states[run.name]}" for run in runs]
     return "\n".join([*lines, f"{len(runs)} runs, {list(states.values()).count('done')} done"])
 
 
-def _report(study: Study, runs: list[Run], seeds: Sequence[int], results: Path, figures: Path) -> None:
+def _report(
+    study: Study, runs: list[Run], seeds: Sequence[int], results: Path, figures: Path
+) -> None:
     """Print and write the study's table and figures, once all results of these seeds are there.
 
     They are of all seeds among `runs` that are complete, so that no planned one is lost.
@@ -395,7 +513,13 @@ def _report(study: Study, runs: list[Run], seeds: Sequence[int], results: Path, 
     from marlhf_lab.studies.mean_reward import mean_reward_report
     from marlhf_lab.studies.reports import study_report
 
-    report = mean_reward_report if study.mean_updates else study_report if study.threshold is None else learning_report
+    report = (
+        mean_reward_report
+        if study.mean_updates
+        else study_report
+        if study.threshold is None
+        else learning_report
+    )
     complete = [run for run in runs if run.seed not in incomplete]
     text = report(study, [stored[run.name] for run in complete], results, figures)
     shown = ", ".join(str(seed) for seed in dict.fromkeys(run.seed for run in complete))
@@ -410,13 +534,19 @@ def _run_all(study: Study, runs: list[Run], work: Path, results: Path, workers: 
         lock.take(work)
         try:
             jobs = _submit(pool, study, runs, work, results, commands)
-            for job in tqdm(as_completed(jobs), total=len(jobs), desc="runs", unit="run", mininterval=10):
+            for job in tqdm(
+                as_completed(jobs), total=len(jobs), desc="runs", unit="run", mininterval=10
+            ):
                 if (error := job.exception()) and (reason := _reason(error)) not in failures:
                     failures.append(reason)
-            if {run.name for run in plan(study)} <= read_results(results).keys():  # the study is complete
+            # the study is complete
+            if {run.name for run in plan(study)} <= read_results(results).keys():
                 join_results(results)
         except KeyboardInterrupt:
-            print("\nmarlhf: stopping: runs under way end after their step, with a checkpoint", file=sys.stderr)
+            print(
+                "\nmarlhf: stopping: runs under way end after their step, with a checkpoint",
+                file=sys.stderr,
+            )
             raise
         finally:  # an interrupt, too, ends all commands
             commands.stop()
@@ -429,7 +559,9 @@ def _reason(error: BaseException) -> str:
     return str(error) if isinstance(error, InputError) else disk_fault(error) or one_line(error)
 
 
-def _submit(pool: ThreadPoolExecutor, study: Study, runs: list[Run], work: Path, *places) -> list[Future]:
+def _submit(
+    pool: ThreadPoolExecutor, study: Study, runs: list[Run], work: Path, *places
+) -> list[Future]:
     """Queue all runs, seed by seed. Each start comes before the runs of the previous start, so no run waits for it."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
@@ -448,7 +580,9 @@ def make_start(run: Run, folder: Path, commands: "Commands", reward_model: bool 
     if not (folder / "sft" / "sft" / "log.json").is_file():
         shutil.rmtree(folder / "sft", ignore_errors=True)  # left by an interrupted study
         words = [*run.words["sft"], f"--output_dir={folder / 'sft'}"]
-        commands.run(["sft", *words, *([] if _has_answers(run.options) else ["--sft_epochs=0"])], log)
+        commands.run(
+            ["sft", *words, *([] if _has_answers(run.options) else ["--sft_epochs=0"])], log
+        )
     if reward_model and not (folder / "rm" / "rm" / "accuracy.json").is_file():
         shutil.rmtree(folder / "rm", ignore_errors=True)
         inputs = [f"--sft={folder / 'sft'}", f"--output_dir={folder / 'rm'}"]
@@ -458,14 +592,19 @@ def make_start(run: Run, folder: Path, commands: "Commands", reward_model: bool 
 
 def _has_answers(options: dict) -> bool:
     """Return whether the data of these options have answers that SFT can learn from."""
-    where = {name: options.get(name, "") for name in ("dataset_config", "data_dir", "split", "columns")}
+    where = {
+        name: options.get(name, "") for name in ("dataset_config", "data_dir", "split", "columns")
+    }
     rows = [] if options["dataset"] in EMBEDDED else find_rows(options["dataset"], **where)[0]
     return not rows or form_of(columns_of(rows), where["columns"]).fractions[0] > 0
 
 
-def make_result(study: Study, run: Run, start, work: Path, results: Path, commands: "Commands") -> None:
+def make_result(
+    study: Study, run: Run, start, work: Path, results: Path, commands: "Commands"
+) -> None:
     """Train and evaluate one method with one seed, and write the result. `start` is a future of `make_start`."""
-    models, folder = start.result(), work / f"{run.name}-{_hash(run.options)}"  # other options have another folder
+    # other options have another folder
+    models, folder = start.result(), work / f"{run.name}-{_hash(run.options)}"
     training, evaluation, log = folder / "training", folder / "evaluation", work / f"{run.name}.log"
     inputs = [f"--sft={models / 'sft'}"]
     if not study.of_curves:
@@ -474,7 +613,9 @@ def make_result(study: Study, run: Run, start, work: Path, results: Path, comman
         inputs.append(f"--rm={models / 'rm'}")
     stage = TRAINING[run.command]
     if stage and not evaluation.exists():
-        place = f"--resume={training}" if (training / CONFIG).is_file() else f"--output_dir={training}"
+        place = (
+            f"--resume={training}" if (training / CONFIG).is_file() else f"--output_dir={training}"
+        )
         commands.run([stage, *run.words[stage], *inputs, place], log)
     trained = training if stage else None
     if study.of_curves:
@@ -482,9 +623,14 @@ def make_result(study: Study, run: Run, start, work: Path, results: Path, comman
     else:
         policies = [f"--policies=policy={training}"] if stage else []
         begin = time.perf_counter()
-        commands.run(["evaluate", *run.words["evaluate"], *inputs, *policies, f"--output_dir={evaluation}"], log)
+        commands.run(
+            ["evaluate", *run.words["evaluate"], *inputs, *policies, f"--output_dir={evaluation}"],
+            log,
+        )
         seconds = time.perf_counter() - begin
-        measured = collect_result(trained, evaluation, models, study.first_prompt, run.command == "best_of_n")
+        measured = collect_result(
+            trained, evaluation, models, study.first_prompt, run.command == "best_of_n"
+        )
         measured["seconds_evaluation"] = seconds
         measured["seconds_total"] = sum(row["seconds"] for row in measured["curve"]) + seconds
     result = {"study": study.name, "method": run.method, "seed": run.seed, "options": run.options}
@@ -496,7 +642,9 @@ def _check_prompts(run: Run, models: Path) -> None:
     counts = json.loads((models / "sft" / "data.json").read_text(encoding="utf-8"))
     there = counts.get("test_prompts", counts["test"])  # older files count rows alone
     if there < run.prompts:
-        raise InputError(f"{run.name}: {run.prompts} held-out prompts, but only {there} exist: lower eval_prompts")
+        raise InputError(
+            f"{run.name}: {run.prompts} held-out prompts, but only {there} exist: lower eval_prompts"
+        )
 
 
 class Commands:
@@ -523,7 +671,8 @@ class Commands:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=os.environ | calm,
-                start_new_session=True,  # Ctrl-C reaches only this process, which then stops the others
+                # Ctrl-C reaches only this process, which then stops the others
+                start_new_session=True,
             )
             self.running.add(process)
         status = process.wait()

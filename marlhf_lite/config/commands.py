@@ -65,14 +65,18 @@ class RMCommand(o.RewardModelConfig, o.SFTInputConfig, o.TrainerConfig, StageCom
     own_part = "rm"
 
 
-class PolicyCommand(o.InputConfig, o.ProgramConfig, o.CheckpointConfig, o.LoggingConfig, StageCommand):
+class PolicyCommand(
+    o.InputConfig, o.ProgramConfig, o.CheckpointConfig, o.LoggingConfig, StageCommand
+):
     """What every command that trains a policy takes."""
 
     own_part = "ppo"
     runs_programs = True
 
 
-class PPOCommand(o.MacroConfig, o.PPOConfig, o.EngineConfig, o.RewardConfig, o.EnvironmentConfig, PolicyCommand):
+class PPOCommand(
+    o.MacroConfig, o.PPOConfig, o.EngineConfig, o.RewardConfig, o.EnvironmentConfig, PolicyCommand
+):
     """PPO over macro actions; --n 1 is token-level PPO.
 
     example: marlhf ppo --sft runs/a --rm runs/b --n 5 --output_dir runs/c
@@ -134,14 +138,17 @@ class EvaluateCommand(
     example: marlhf evaluate --sft runs/a --rm runs/b --policies MA-PPO=runs/c
     """
 
-    policies: str = option("", "Folders of policies, comma-separated, each as name=folder; a name has no =.")
+    policies: str = option(
+        "", "Folders of policies, comma-separated, each as name=folder; a name has no =."
+    )
 
     own_part = "test"
     runs_programs = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.reward in o.REWARDS:  # a reward model, gold scores and tests score here without being named
+        # a reward model, gold scores and tests score here without being named
+        if self.reward in o.REWARDS:
             self.reward = ""
 
 
@@ -213,8 +220,12 @@ class CompareCommand(Checked):
     example: marlhf compare --answers runs/a,runs/b --baseline SFT
     """
 
-    answers: str = option("", "Runs of evaluate, folders of responses, or samples.jsonl files, comma-separated.")
-    baseline: str = option("", "Method that the others are compared with. Default: SFT, else the first.")
+    answers: str = option(
+        "", "Runs of evaluate, folders of responses, or samples.jsonl files, comma-separated."
+    )
+    baseline: str = option(
+        "", "Method that the others are compared with. Default: SFT, else the first."
+    )
 
 
 class JudgeCommand(o.OutputConfig, o.EndpointConfig, o.SeedConfig):
@@ -223,10 +234,18 @@ class JudgeCommand(o.OutputConfig, o.EndpointConfig, o.SeedConfig):
     example: marlhf judge --judge_answers runs/e --judge_methods MA-PPO,PPO --judge_model gpt-4o
     """
 
-    judge_answers: str = option("", "Folders that `marlhf evaluate` wrote, or files of answers, comma-separated.")
-    judge_methods: str = option("", "Two methods, comma-separated; NAME T=0.4 for another temperature.")
-    size: int | None = option(None, "Number of rows, or of pairs to judge, drawn at random. Default: all.", least=1)
-    judge_criteria: Literal["tldr", "hh", "webgpt"] = option("tldr", "Criteria (section 4.1, Appendix F).")
+    judge_answers: str = option(
+        "", "Folders that `marlhf evaluate` wrote, or files of answers, comma-separated."
+    )
+    judge_methods: str = option(
+        "", "Two methods, comma-separated; NAME T=0.4 for another temperature."
+    )
+    size: int | None = option(
+        None, "Number of rows, or of pairs to judge, drawn at random. Default: all.", least=1
+    )
+    judge_criteria: Literal["tldr", "hh", "webgpt"] = option(
+        "tldr", "Criteria (section 4.1, Appendix F)."
+    )
 
 
 class GenerateCommand(
@@ -243,7 +262,9 @@ class GenerateCommand(
     example: marlhf generate --policy runs/c --prompt "POST Subreddit: r/tea ... TL;DR:"
     """
 
-    prompt: str = option("", "Prompt to answer, in the task's own form. Default: the standard input.")
+    prompt: str = option(
+        "", "Prompt to answer, in the task's own form. Default: the standard input."
+    )
 
 
 class ExportCommand(o.TrainedPolicyConfig, o.AcceptConfig, o.OutputConfig, o.ModelConfig):
@@ -276,13 +297,36 @@ class MemoryCommand(
     example: marlhf memory --preset gemma-2-27b/tldr --num_processes 16 --gpu 79
     """
 
-    gpu: float = option(0.0, "Memory of a card in GiB, such as 14.7 for a T4; 0: no comparison.", least=0)
-    num_processes: int = option(1, "Cards: FSDP2 splits --finetune full over them, DDP the batch of LoRA.", least=1)
+    gpu: float = option(
+        0.0, "Memory of a card in GiB, such as 14.7 for a T4; 0: no comparison.", least=0
+    )
+    num_processes: int = option(
+        1, "Cards: FSDP2 splits --finetune full over them, DDP the batch of LoRA.", least=1
+    )
 
 
-KINDS = (DemoCommand, RunCommand, SFTCommand, RMCommand, PPOCommand, DPOCommand, RLOOCommand, GRPOCommand)
-KINDS += (EvaluateCommand, CompareCommand, JudgeCommand, GenerateCommand, ExportCommand, DataCommand, MemoryCommand)
-COMMANDS: dict[str, type[Checked]] = {kind.__name__.removesuffix("Command").lower(): kind for kind in KINDS}
+KINDS = (
+    DemoCommand,
+    RunCommand,
+    SFTCommand,
+    RMCommand,
+    PPOCommand,
+    DPOCommand,
+    RLOOCommand,
+    GRPOCommand,
+)
+KINDS += (
+    EvaluateCommand,
+    CompareCommand,
+    JudgeCommand,
+    GenerateCommand,
+    ExportCommand,
+    DataCommand,
+    MemoryCommand,
+)
+COMMANDS: dict[str, type[Checked]] = {
+    kind.__name__.removesuffix("Command").lower(): kind for kind in KINDS
+}
 
 
 OWN = "Options of this command"  # and of no other
@@ -292,7 +336,9 @@ def groups(command: type) -> dict[str, list[Field]]:
     """Return the options of a command by topic: its own first, then those that it shares with other commands."""
     kinds: list[type] = []
     for kind in command.__mro__:
-        if kind.__module__ in (method.__name__, o.__name__) and not any(issubclass(group, kind) for group in kinds):
+        if kind.__module__ in (method.__name__, o.__name__) and not any(
+            issubclass(group, kind) for group in kinds
+        ):
             kinds.append(kind)
     shared = {kind.__doc__.rstrip("."): list(fields(kind)) for kind in kinds}
     unshared = [f for f in fields(command) if not any(hasattr(kind, f.name) for kind in kinds)]
@@ -307,7 +353,9 @@ def option_names(command: type) -> set[str]:
 def added_commands() -> dict[str, type[AddedCommand]]:
     """Return the commands that installed packages add, by name."""
     entries = entry_points(group="marlhf_lite.commands")
-    return {entry.name: entry.load() for entry in entries if find_spec(entry.module.partition(".")[0])}
+    return {
+        entry.name: entry.load() for entry in entries if find_spec(entry.module.partition(".")[0])
+    }
 
 
 OPTIONS: set[str] = set().union(*map(option_names, COMMANDS.values()))

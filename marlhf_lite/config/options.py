@@ -37,19 +37,26 @@ class OutputConfig(Checked):
 class AcceptConfig(Checked):
     """What has changed since a run was made."""
 
-    accept_changed: bool = option(False, "Continue with changed models, code or data; a run records the change.")
+    accept_changed: bool = option(
+        False, "Continue with changed models, code or data; a run records the change."
+    )
 
 
 class RunConfig(SeedConfig, AcceptConfig, OutputConfig):
     """Output folder, resuming, and random seed."""
 
-    resume: str = option("", "Folder of a run to continue with its options; --updates may be higher.")
+    resume: str = option(
+        "", "Folder of a run to continue with its options; --updates may be higher."
+    )
 
 
 class ModelConfig(Checked):
     """Base model and its LoRA adapters. The paper trains all weights; adapters need higher learning rates."""
 
-    model: str = option("tiny-gemma", "Base model: an embedded one (default: the data set's), a folder, or a hub name.")
+    model: str = option(
+        "tiny-gemma",
+        "Base model: an embedded one (default: the data set's), a folder, or a hub name.",
+    )
     chat_template: str = option(
         "auto",
         "Chat template that writes lists of messages; auto: the tokenizer's if it has one, none: Human: and "
@@ -63,18 +70,25 @@ class ModelConfig(Checked):
         "auto", "Attention implementation; auto: sdpa, or eager for a family without it (Gemma-2)."
     )
     finetune: Literal["lora", "full"] = option(
-        "lora", "Trained weights; lora: adapters over one frozen base, full: all weights of four models (the paper)."
+        "lora",
+        "Trained weights; lora: adapters over one frozen base, full: all weights of four models (the paper).",
     )
-    load_in_4bit: bool = option(False, "Base weights in 4 bits (bitsandbytes), for --finetune lora.")
+    load_in_4bit: bool = option(
+        False, "Base weights in 4 bits (bitsandbytes), for --finetune lora."
+    )
     gradient_checkpointing: bool | Literal["auto"] = option(
         False,
         "Recompute activations: less memory, more time. auto: PPO does so if few rows fit without it in a dry run; "
         "other stages always do.",
     )
-    fused_kernels: bool = option(False, "Fuse norms, gated units and rotary embeddings (liger-kernel), on a GPU.")
+    fused_kernels: bool = option(
+        False, "Fuse norms, gated units and rotary embeddings (liger-kernel), on a GPU."
+    )
     lora_r: int = option(16, "Rank of every adapter.", least=1)
     lora_alpha: int = option(32, "Scale of every adapter, divided by its rank.", least=1)
-    lora_target_modules: str = option("all-linear", "Layers with an adapter: all-linear, or a regular expression.")
+    lora_target_modules: str = option(
+        "all-linear", "Layers with an adapter: all-linear, or a regular expression."
+    )
 
 
 class DataConfig(LengthConfig):
@@ -88,15 +102,23 @@ class DataConfig(LengthConfig):
     columns: str = option("", "Your names of columns, as prompt=question,chosen=good,rejected=bad.")
     dataset_config: str = option("", "Configuration of the data set, as load_dataset's name.")
     data_dir: str = option("", "Folder inside the data set, as load_dataset's data_dir.")
-    split: str = option("", "Split to train on, such as train_prefs (tests: test_prefs). Default: train.")
-    size: int | None = option(None, "Number of rows, or of pairs to judge, drawn at random. Default: all.", least=1)
-    template: Literal["paper", "released"] = option("paper", "Prompts of TL;DR and WebGPT: the paper's or its code's.")
+    split: str = option(
+        "", "Split to train on, such as train_prefs (tests: test_prefs). Default: train."
+    )
+    size: int | None = option(
+        None, "Number of rows, or of pairs to judge, drawn at random. Default: all.", least=1
+    )
+    template: Literal["paper", "released"] = option(
+        "paper", "Prompts of TL;DR and WebGPT: the paper's or its code's."
+    )
     part: str = option(
         "",
         "Rows to evaluate on, such as TL;DR's news articles (cnn_dm). Default: the test part. For tiny-umbrella: "
         "length and position, such as L32-first.",
     )
-    bad_rows: Literal["error", "drop"] = option("error", "How to treat faulty rows: stop at the first, or drop them.")
+    bad_rows: Literal["error", "drop"] = option(
+        "error", "How to treat faulty rows: stop at the first, or drop them."
+    )
 
 
 class SFTInputConfig(Checked):
@@ -140,16 +162,23 @@ class RewardConfig(Checked):
 class EnvironmentConfig(Checked):
     """An environment that answers the policy, turn by turn."""
 
-    environment: str = option("", "Class that answers the policy in turns, as package.module:Class (docs/guide.md).")
-    max_turns: int = option(8, "Most turns of the policy per response, with --environment.", least=1)
-    max_observation_length: int = option(64, "Longest answer of --environment in tokens; longer ones are cut.", least=1)
+    environment: str = option(
+        "", "Class that answers the policy in turns, as package.module:Class (docs/guide.md)."
+    )
+    max_turns: int = option(
+        8, "Most turns of the policy per response, with --environment.", least=1
+    )
+    max_observation_length: int = option(
+        64, "Longest answer of --environment in tokens; longer ones are cut.", least=1
+    )
 
 
 class ProgramConfig(Checked):
     """Sandbox for programs that unit tests judge, and the limits of a program with all its tests."""
 
     executor: Literal["monty", "bubblewrap"] = option(
-        "monty", "Sandbox; monty: a subset of Python, on any system, bubblewrap: all of Python, on Linux."
+        "monty",
+        "Sandbox; monty: a subset of Python, on any system, bubblewrap: all of Python, on Linux.",
     )
     test_seconds: float = option(4.0, "Wall time in seconds.", above=0)
     test_memory: int = option(256, "Memory in MB.", least=32)
@@ -166,15 +195,23 @@ NoDecay = Literal["constant", "constant_with_warmup"]
 class TrainerConfig(Checked):
     """Settings that SFT, reward model and DPO share, as transformers' Trainer names them."""
 
-    per_device_train_batch_size: int = option(0, "Most rows per forward and backward pass; 0: the batch.", least=0)
-    lr_scheduler_type: Literal[Decay, NoDecay] = option("cosine", "Learning-rate schedule, as transformers names it.")
-    warmup_ratio: float = option(0.1, "Share of the updates in which the learning rate warms up.", least=0, below=1)
+    per_device_train_batch_size: int = option(
+        0, "Most rows per forward and backward pass; 0: the batch.", least=0
+    )
+    lr_scheduler_type: Literal[Decay, NoDecay] = option(
+        "cosine", "Learning-rate schedule, as transformers names it."
+    )
+    warmup_ratio: float = option(
+        0.1, "Share of the updates in which the learning rate warms up.", least=0, below=1
+    )
 
 
 class SFTStageConfig(Checked):
     """Supervised fine-tuning on prompt and chosen response; the loss is on the response."""
 
-    sft_epochs: float = option(1.5, "Passes over the SFT part of the data; 0: the base model unchanged.", least=0)
+    sft_epochs: float = option(
+        1.5, "Passes over the SFT part of the data; 0: the base model unchanged.", least=0
+    )
     sft_batch_size: int = option(32, "Sequences per update.", least=1)
     sft_learning_rate: float = option(2e-3, "Peak learning rate of SFT, for LoRA.", above=0)
 
@@ -184,9 +221,12 @@ class RewardModelConfig(Checked):
 
     rm_epochs: float = option(1.0, "Passes over the reward-model part of the data.", above=0)
     rm_batch_size: int = option(32, "Pairs per update.", least=1)
-    rm_learning_rate: float = option(1.5e-3, "Peak learning rate of the reward model, for LoRA.", above=0)
+    rm_learning_rate: float = option(
+        1.5e-3, "Peak learning rate of the reward model, for LoRA.", above=0
+    )
     rm_loss: Literal["last", "all"] = option(
-        "last", "Scores to compare; last: at the last token, all: at all after the pair diverges (released code)."
+        "last",
+        "Scores to compare; last: at the last token, all: at all after the pair diverges (released code).",
     )
 
 
@@ -195,8 +235,12 @@ class DPOStageConfig(Checked):
 
     dpo_epochs: float = option(1.0, "Passes over the reward-model part of the data.", above=0)
     dpo_batch_size: int = option(32, "Pairs per update.", least=1)
-    dpo_learning_rate: float = option(1e-3, "Peak learning rate of DPO, for LoRA. Paper, all weights: 2e-7.", above=0)
-    dpo_beta: float = option(0.1, "Coefficient beta of DPO. The paper: 0.1 on TL;DR, 0.01 on HH-RLHF.", above=0)
+    dpo_learning_rate: float = option(
+        1e-3, "Peak learning rate of DPO, for LoRA. Paper, all weights: 2e-7.", above=0
+    )
+    dpo_beta: float = option(
+        0.1, "Coefficient beta of DPO. The paper: 0.1 on TL;DR, 0.01 on HH-RLHF.", above=0
+    )
 
 
 class GroupConfig(RolloutConfig):
@@ -233,7 +277,9 @@ class EvaluationConfig(Checked):
 
     eval_prompts: int = option(256, "Number of held-out prompts to answer.", least=1)
     eval_temperatures: str = option("", "Sampling temperatures, such as 0,0.4,0.8; 0 is greedy.")
-    eval_samples: int = option(1, "Number of responses to each prompt at each temperature.", least=1)
+    eval_samples: int = option(
+        1, "Number of responses to each prompt at each temperature.", least=1
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -256,8 +302,11 @@ class EndpointConfig(Checked):
     """An OpenAI-compatible endpoint as judge."""
 
     judge_url: str = option(
-        "https://api.openai.com/v1", "Base URL, without /chat/completions; OPENAI_API_KEY has the endpoint's key."
+        "https://api.openai.com/v1",
+        "Base URL, without /chat/completions; OPENAI_API_KEY has the endpoint's key.",
     )
     judge_model: str = option("", "Name of the model at the endpoint.")
-    judge_max_tokens: int = option(400, "Longest verdict in tokens; 0: ask without limit and temperature.", least=0)
+    judge_max_tokens: int = option(
+        400, "Longest verdict in tokens; 0: ask without limit and temperature.", least=0
+    )
     workers: int = option(0, "Number of requests at a time; 0: chosen for you.", least=0)

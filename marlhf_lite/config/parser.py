@@ -26,7 +26,14 @@ from typing import TypeVar
 import yaml
 
 from marlhf_lite.config import options as o
-from marlhf_lite.config.commands import OPTIONS, OWN, AddedCommand, StageCommand, groups, option_names
+from marlhf_lite.config.commands import (
+    OPTIONS,
+    OWN,
+    AddedCommand,
+    StageCommand,
+    groups,
+    option_names,
+)
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.utils.errors import InputError, did_you_mean, raise_all
 from marlhf_lite.utils.run_folder import CONFIG, RunFolder, read_yaml, run_of, split_paths
@@ -38,23 +45,31 @@ COMMON = "model dataset size columns finetune dtype output_dir resume seed max_p
 COMMON += " policy reward environment termination n objective updates batch_size micro_batch_size"
 COMMON += " policy_learning_rate kl_coef temperature"
 TYPES = {str: "TEXT", int: "INT", float: "FLOAT"}
-TRUTH = dict.fromkeys("yes true t y 1".split(), True) | dict.fromkeys("no false f n 0".split(), False)
+TRUTH = dict.fromkeys("yes true t y 1".split(), True) | dict.fromkeys(
+    "no false f n 0".split(), False
+)
 # Options that `--resume` may change: how long a run is, what it leaves, what fits into memory and what samples.
 # They do not change what it computes (rows a pass change it by rounding, and another sampler, or another number of
 # responses at a time, draws other responses).
 OF_THE_START = {"output_dir", "resume", "accept_changed"}  # of one command and not of its run
 MAY_CHANGE = {*OF_THE_START, "updates", "prompt_epochs"}
 MAY_CHANGE |= {"micro_batch_size", "per_device_train_batch_size", "generation_batch_size"}
-MAY_CHANGE |= {f.name for kind in (o.CheckpointConfig, o.EngineConfig, o.LoggingConfig) for f in fields(kind)}
+MAY_CHANGE |= {
+    f.name for kind in (o.CheckpointConfig, o.EngineConfig, o.LoggingConfig) for f in fields(kind)
+}
 # Options that name models which an earlier run made.
 INPUTS = ("sft", "rm", "policies", "policy")
-INHERITED = [f.name for kind in (o.DataConfig, o.EnvironmentConfig, o.ModelConfig) for f in fields(kind)]
+INHERITED = [
+    f.name for kind in (o.DataConfig, o.EnvironmentConfig, o.ModelConfig) for f in fields(kind)
+]
 # Inherited options that may not differ: other rows would mix the parts of the split, another model has other weights.
 # Loading the data shows whether --template changes the rows (`experiments.data`): most data sets do not use it.
 MUST_MATCH = ("size", "model", "finetune")
 # Options that say which rows are read. If a command reads other rows than a run, the run's data options do not count.
 ROW_SOURCE = ("dataset", "dataset_config", "data_dir", "split")
-DATA = [f.name for f in fields(o.DataConfig) if f.name not in {f.name for f in fields(o.LengthConfig)}]
+DATA = [
+    f.name for f in fields(o.DataConfig) if f.name not in {f.name for f in fields(o.LengthConfig)}
+]
 # A policy keeps the shape of its adapter: two policies may differ, but a command cannot ask for another shape.
 ADAPTER = ("lora_r", "lora_alpha", "lora_target_modules")
 
@@ -69,7 +84,9 @@ class OptionParser(argparse.ArgumentParser):
             usage=f"marlhf {name} [options]",
             description=inspect.cleandoc(command.__doc__),
             epilog=f"marlhf {name} --help_all lists all options.",
-            formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=30, width=width),
+            formatter_class=partial(
+                argparse.RawDescriptionHelpFormatter, max_help_position=30, width=width
+            ),
             allow_abbrev=False,
         )
         self.command, types, by_group = command, typing.get_type_hints(command), groups(command)
@@ -80,9 +97,15 @@ class OptionParser(argparse.ArgumentParser):
                 text = f.metadata["help"] + ("" if f.default in (None, "") else f" [{f.default}]")
                 is_shown = shows_all or f.name in shown or f.name.startswith(f"{name}_")
                 reading = _reading(types[f.name])
-                group.add_argument(f"--{f.name}", help=text if is_shown else argparse.SUPPRESS, **reading)
-        sources = self.add_argument_group("Where options come from: flags win over --config, which wins over --preset")
-        sources.add_argument("--config", metavar="FILE", help="YAML file with option names as keys.")
+                group.add_argument(
+                    f"--{f.name}", help=text if is_shown else argparse.SUPPRESS, **reading
+                )
+        sources = self.add_argument_group(
+            "Where options come from: flags win over --config, which wins over --preset"
+        )
+        sources.add_argument(
+            "--config", metavar="FILE", help="YAML file with option names as keys."
+        )
         if not issubclass(command, AddedCommand):
             text = "Named settings, comma-separated; later ones win, as in released,gemma-2b/tldr. See marlhf presets."
             sources.add_argument("--preset", metavar="TEXT", help=text)
@@ -95,13 +118,18 @@ class OptionParser(argparse.ArgumentParser):
 
         Raises `InputError`.
         """
-        words = [re.sub(r"^--[\w-]+", lambda flag: f"--{flag[0][2:].replace('-', '_')}", word) for word in words]
+        words = [
+            re.sub(r"^--[\w-]+", lambda flag: f"--{flag[0][2:].replace('-', '_')}", word)
+            for word in words
+        ]
         known, unknown = self.parse_known_args(words)
         flags, errors = [flag for action in self._actions for flag in action.option_strings], []
         for word in unknown[:1] + [word for word in unknown[1:] if word.startswith("--")]:
             word = word.partition("=")[0]
             hint = did_you_mean(word, flags)
-            errors.append(InputError(f"{word}: no option of {self.prog}: {hint}see {self.prog} --help"))
+            errors.append(
+                InputError(f"{word}: no option of {self.prog}: {hint}see {self.prog} --help")
+            )
         raise_all(errors)
         return {name: value for name, value in vars(known).items() if value is not None}
 
@@ -115,9 +143,13 @@ class OptionParser(argparse.ArgumentParser):
         for key in values:
             if key not in known and key != "versions":  # which the config.yaml of a run has
                 hint = did_you_mean(str(key), known).rstrip()
-                raise InputError(f"{source}: unknown key {key}: {hint or f'see {self.prog} --help'}")
+                raise InputError(
+                    f"{source}: unknown key {key}: {hint or f'see {self.prog} --help'}"
+                )
         # One word a flag, since a value may begin with a dash.
-        flags = [f"--{key}={value}" for key, value in values.items() if key in mine and value is not None]
+        flags = [
+            f"--{key}={value}" for key, value in values.items() if key in mine and value is not None
+        ]
         try:
             typed = self.read_flags(flags)
             self.make(typed)
@@ -138,7 +170,9 @@ class OptionParser(argparse.ArgumentParser):
 
     def make(self, values: dict):
         """Return the command's options object; raises `InputError` for numbers out of bounds."""
-        return self.command(**{name: values[name] for name in option_names(self.command) & values.keys()})
+        return self.command(
+            **{name: values[name] for name in option_names(self.command) & values.keys()}
+        )
 
 
 def to_bool(word: str) -> bool:
@@ -173,7 +207,9 @@ def parse(name: str, argv: Sequence[str], command: type[Command]) -> Command:
     return parse_and_name_presets(name, argv, command)[0]
 
 
-def parse_and_name_presets(name: str, argv: Sequence[str], command: type[Command]) -> tuple[Command, list[str]]:
+def parse_and_name_presets(
+    name: str, argv: Sequence[str], command: type[Command]
+) -> tuple[Command, list[str]]:
     """Return the options as `parse` does, and the names of the presets that they come from; later ones win."""
     parser = OptionParser(name, command, shows_all="--help_all" in argv)
     flags = parser.read_flags(["--help" if word == "--help_all" else word for word in argv])
@@ -229,7 +265,9 @@ def _resumed_config(folder: str, flags: dict) -> dict:
     if (Path(folder) / "checkpoints").is_dir():
         raise InputError(f"--resume {folder}: the folder of one stage: give the run that it is in")
     if "output_dir" in flags:
-        raise InputError("--output_dir: a resumed run stays in its folder: leave it out, or leave out --resume")
+        raise InputError(
+            "--output_dir: a resumed run stays in its folder: leave it out, or leave out --resume"
+        )
     return {name: value for name, value in config.items() if name not in OF_THE_START}
 
 
@@ -254,21 +292,30 @@ def _inherit(parser: OptionParser, values: dict) -> dict:
     runs = [(option, run, RunFolder.open(run).config) for option, run in _input_runs(values)]
     has_policies = any(option == "policies" for option, *_ in runs)
     if not has_own_rows:
-        runs.sort(key=lambda item: item[0] != "policies")  # policies are evaluated on their own prompts
+        # policies are evaluated on their own prompts
+        runs.sort(key=lambda item: item[0] != "policies")
     for option, run, config in runs:
-        theirs = parser.read_values({k: config[k] for k in INHERITED if k in config}, f"{run}/{CONFIG}")
+        theirs = parser.read_values(
+            {k: config[k] for k in INHERITED if k in config}, f"{run}/{CONFIG}"
+        )
         if "dataset" in theirs:  # an option that a run on data has not stored had its default
-            theirs = {name: getattr(o.DataConfig, name) for name in MUST_MATCH if name in DATA} | theirs
+            theirs = {
+                name: getattr(o.DataConfig, name) for name in MUST_MATCH if name in DATA
+            } | theirs
         rows = {name: known[name] for name in ROW_SOURCE if name in known}
         if rows and not same_data(theirs | rows, theirs):
             if not has_own_rows and (option == "policies" or not has_policies):
                 made = f"made with --dataset {theirs.get('dataset')}, but another run with --dataset {known['dataset']}"
-                raise InputError(f"--{option} {run}: {made}: give the data of this command by --dataset")
+                raise InputError(
+                    f"--{option} {run}: {made}: give the data of this command by --dataset"
+                )
             theirs = {name: value for name, value in theirs.items() if name not in DATA}
         for name, value in theirs.items():
             is_asked = name in ADAPTER and option != "rm" and name in values
             if (name in MUST_MATCH or is_asked) and known.get(name, value) != value:
-                this, other = (f"no --{name}" if x is None else f"--{name} {x}" for x in (value, known[name]))
+                this, other = (
+                    f"no --{name}" if x is None else f"--{name} {x}" for x in (value, known[name])
+                )
                 fix = f"this command has {other}: give {this}"
                 fix = fix if name in values else f"another run has {other}: train one of them again"
                 raise InputError(f"--{option} {run}: made with {this}, but {fix}")
@@ -290,7 +337,9 @@ def _input_runs(values: dict) -> Iterator[tuple[str, Path]]:
     """Yield the options that name adapters, each with the run that the adapter is in, or is, if any."""
     for option in filter(values.get, INPUTS):
         folders = values[option]
-        for folder in [folder for _, folder in named_folders(folders)] if option == "policies" else [folders]:
+        for folder in (
+            [folder for _, folder in named_folders(folders)] if option == "policies" else [folders]
+        ):
             if run := run_of(Path(folder).expanduser()):
                 yield option, run
 
@@ -300,7 +349,9 @@ def named_folders(policies: str) -> list[tuple[str, str]]:
 
     A name has no "=": the text after the first one is the folder.
     """
-    return [tuple(item.split("=", 1)) if "=" in item else ("", item) for item in split_paths(policies)]
+    return [
+        tuple(item.split("=", 1)) if "=" in item else ("", item) for item in split_paths(policies)
+    ]
 
 
 # Presets
@@ -308,7 +359,10 @@ def named_folders(policies: str) -> list[tuple[str, str]]:
 
 def presets() -> list[str]:
     """Return the names of the presets that come with the library: methods and cards first, then model/task."""
-    names = (path.relative_to(PRESETS).as_posix().removesuffix(".yaml") for path in PRESETS.rglob("*.yaml"))
+    names = (
+        path.relative_to(PRESETS).as_posix().removesuffix(".yaml")
+        for path in PRESETS.rglob("*.yaml")
+    )
     return sorted(names, key=lambda name: (name.count("/"), name))
 
 
@@ -322,7 +376,9 @@ def preset_file(name: str, source: str) -> Path:
 
 def read_presets(names: str, source: str) -> dict:
     """Return the options of presets, comma-separated; later ones win. Raises `InputError` that begins with `source`."""
-    return merge([read_yaml(preset_file(name.strip(), source), source) for name in names.split(",")])
+    return merge(
+        [read_yaml(preset_file(name.strip(), source), source) for name in names.split(",")]
+    )
 
 
 def list_presets() -> str:

@@ -34,7 +34,9 @@ def best_weights(scores: Sequence[float], n: int) -> np.ndarray:
     return shared[rank]
 
 
-def best_of_n(responses: pd.DataFrame | Sequence[Mapping], sizes: Sequence[int] = SIZES) -> list[dict]:
+def best_of_n(
+    responses: pd.DataFrame | Sequence[Mapping], sizes: Sequence[int] = SIZES
+) -> list[dict]:
     """Return scores of best-of-N for every method, temperature and N, as in Figure 8, with intervals over prompts.
 
     The gold score is that of the response which the reward model picks, so it may fall while the RM score rises.
@@ -48,13 +50,25 @@ def best_of_n(responses: pd.DataFrame | Sequence[Mapping], sizes: Sequence[int] 
         InputError: an N above the number of stored samples, or prompts with different numbers of samples.
     """
     cells, frame = [], to_frame(responses)
-    for (method, temperature), group in frame.groupby(["method", "temperature"], sort=False, dropna=False):
-        names = [name for name in SCORES if name == "rm_score" or (name in group and group[name].notna().any())]
+    for (method, temperature), group in frame.groupby(
+        ["method", "temperature"], sort=False, dropna=False
+    ):
+        names = [
+            name
+            for name in SCORES
+            if name == "rm_score" or (name in group and group[name].notna().any())
+        ]
         scores = {name: score_matrix(group, name).to_numpy() for name in names}
         prompts, samples = scores["rm_score"].shape
         for n in (n for n in sizes if n == 1 or temperature != 0):
             weights = np.array([best_weights(row, n) for row in scores["rm_score"]])
-            cell = {"method": method, "temperature": temperature, "n": n, "samples": samples, "prompts": prompts}
+            cell = {
+                "method": method,
+                "temperature": temperature,
+                "n": n,
+                "samples": samples,
+                "prompts": prompts,
+            }
             for name, values in scores.items():
                 cell[name] = bootstrap_mean((weights * values).sum(1), RESAMPLES)._asdict()
             cells.append(cell | {"kl_bound": math.log(n) - (n - 1) / n})

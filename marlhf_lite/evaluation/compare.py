@@ -73,7 +73,10 @@ def _entries(paths: Sequence[str]) -> dict[str, pd.DataFrame]:
     for (path, method), rows in name_temperatures(answers).groupby(["path", "method"], sort=False):
         entries[path, method] = rows.drop(columns="path")
     count = Counter(method for _, method in entries)
-    return {method if count[method] == 1 else f"{path}: {method}": rows for (path, method), rows in entries.items()}
+    return {
+        method if count[method] == 1 else f"{path}: {method}": rows
+        for (path, method), rows in entries.items()
+    }
 
 
 def _check_alike(base: str, ours: pd.DataFrame, name: str, theirs: pd.DataFrame) -> None:

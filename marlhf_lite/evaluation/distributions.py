@@ -47,7 +47,14 @@ def distributions(scores: pd.DataFrame) -> list[dict]:
                 shares = (_by_prompt(x < threshold) for x in (values, base))
                 tail["change"] = paired_bootstrap(*shares)._asdict()
             below.append(tail)
-        rows.append({"method": method, "std": float(values.std(ddof=0)), **_location(values), "below": below})
+        rows.append(
+            {
+                "method": method,
+                "std": float(values.std(ddof=0)),
+                **_location(values),
+                "below": below,
+            }
+        )
     return rows
 
 

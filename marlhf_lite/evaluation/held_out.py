@@ -49,7 +49,8 @@ class HeldOutEvaluation:
         processes = PartialState()
         rank, count = processes.process_index, processes.num_processes
         training, states = policy.model.training, random_states()
-        set_seed((self.held_out.seed + 100_003 * rank) % 2**32)  # for rewards that draw; answers have their own
+        # for rewards that draw; answers have their own
+        set_seed((self.held_out.seed + 100_003 * rank) % 2**32)
         try:
             prompts = self.held_out.prompts
             share = prompts[rank::count]
@@ -57,7 +58,9 @@ class HeldOutEvaluation:
             missing = math.ceil(len(prompts) / count) - len(share) if is_sharded(policy) else 0
             ours = replace(self.held_out, prompts=[*share, *prompts[:1] * missing])
             with gathered_outside_layers(policy):
-                rows = answer(policy, models.reference, ours, self.reward, self.gold, name).head(len(share))
+                rows = answer(policy, models.reference, ours, self.reward, self.gold, name).head(
+                    len(share)
+                )
         finally:
             set_random_states(states)
             policy.train(training)

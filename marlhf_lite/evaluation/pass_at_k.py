@@ -46,7 +46,9 @@ def pass_rates(
             chosen = counts if stratum == ALL else counts[strata == stratum]
             row = {"method": method, "difficulty": stratum, "problems": len(chosen)}
             for k in (k for k in ks if k <= samples):
-                row[f"pass@{k}"] = bootstrap_mean([pass_at_k(samples, int(count), k) for count in chosen])._asdict()
+                row[f"pass@{k}"] = bootstrap_mean(
+                    [pass_at_k(samples, int(count), k) for count in chosen]
+                )._asdict()
             rows.append(row)
     return rows
 

@@ -36,7 +36,13 @@ from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.environments import Dialogue, from_turns
 from marlhf_lite.training.rewards import ModelReward
-from marlhf_lite.training.rollout import Rollout, Sampler, Sampling, from_tokens, generate_in_batches
+from marlhf_lite.training.rollout import (
+    Rollout,
+    Sampler,
+    Sampling,
+    from_tokens,
+    generate_in_batches,
+)
 from marlhf_lite.training.sampler_checks import check_sampled
 from marlhf_lite.utils.contents import model_hash
 from marlhf_lite.utils.errors import InputError
@@ -95,11 +101,15 @@ def read_responses(path: str | Path) -> pd.DataFrame:
     """
     path = Path(path).expanduser()
     stores = sorted(path.glob(f"*/{SETTINGS}")) or sorted(path.glob(f"*/*/{SETTINGS}"))
-    files = [file for file in (path, path / SAMPLES) if file.is_file()] or [p.with_name(SAMPLES) for p in stores]
+    files = [file for file in (path, path / SAMPLES) if file.is_file()] or [
+        p.with_name(SAMPLES) for p in stores
+    ]
     rows = _read(files)
     if not len(rows):
         what = "no answers in it" if path.exists() else "no such file or folder"
-        raise InputError(f"{path}: {what}: give a folder that `marlhf evaluate` wrote, or its {SAMPLES}")
+        raise InputError(
+            f"{path}: {what}: give a folder that `marlhf evaluate` wrote, or its {SAMPLES}"
+        )
     return rows
 
 
@@ -108,15 +118,23 @@ def _read(files: Sequence[Path], needed: Sequence[str] = ()) -> pd.DataFrame:
     rows = []
     for file in files:
         for number, row in enumerate(read_lines(file), 1):
-            missing = [name for name in ("prompt", "method", "response", *needed) if row.get(name) is None]
+            missing = [
+                name for name in ("prompt", "method", "response", *needed) if row.get(name) is None
+            ]
             if missing:
-                raise InputError(f"{file}, row {number}: no {missing[0]}: give answers that `marlhf evaluate` wrote")
+                raise InputError(
+                    f"{file}, row {number}: no {missing[0]}: give answers that `marlhf evaluate` wrote"
+                )
             for name, value in ((name, row[name]) for name in NUMBERS if row.get(name) is not None):
                 if not isinstance(value, int | float) or not math.isfinite(value):
-                    raise InputError(f"{file}, row {number}: {name} {value!r} is not a finite number: leave it out")
+                    raise InputError(
+                        f"{file}, row {number}: {name} {value!r} is not a finite number: leave it out"
+                    )
             rows.append(row)
     frame = to_frame(rows)
-    for id, method in frame.loc[frame.duplicated(["method", "temperature", *KEY]), ["id", "method"]].to_numpy():
+    for id, method in frame.loc[
+        frame.duplicated(["method", "temperature", *KEY]), ["id", "method"]
+    ].to_numpy():
         raise InputError(f"{files[-1]}: id {id} of {method} is there twice: delete one of them")
     return frame
 
@@ -146,18 +164,31 @@ class HeldOutPrompts:
 
     def keyed(self, samples: int) -> pd.Series:
         """Return the prompt of every wanted response, with the index KEY."""
-        index = pd.MultiIndex.from_product([prompt_ids(self.prompts), range(samples), [self.seed]], names=KEY)
-        return pd.Series(np.repeat(np.array(self.prompts, dtype=object), samples), index=index, dtype=object)
+        index = pd.MultiIndex.from_product(
+            [prompt_ids(self.prompts), range(samples), [self.seed]], names=KEY
+        )
+        return pd.Series(
+            np.repeat(np.array(self.prompts, dtype=object), samples), index=index, dtype=object
+        )
 
-    def generate(self, policy: PolicyModel, wanted: pd.Series, method: str, score: Callable) -> pd.DataFrame:
+    def generate(
+        self, policy: PolicyModel, wanted: pd.Series, method: str, score: Callable
+    ) -> pd.DataFrame:
         """Return a response to each wanted prompt (some of `keyed`), with the columns of `score(rollout)`."""
         prompts = wanted.tolist()
-        names = tuple(f"{seed}/{id}/{sample}" for id, sample, seed in wanted.index)  # independent of the checkpoint
+        # independent of the checkpoint
+        names = tuple(f"{seed}/{id}/{sample}" for id, sample, seed in wanted.index)
         sampling = replace(SeededSampling.like(self.sampling), names=names)
-        rollout, _ = generate_in_batches(self.sampler, 0, policy.model, self.tokenizer, prompts, sampling)
+        rollout, _ = generate_in_batches(
+            self.sampler, 0, policy.model, self.tokenizer, prompts, sampling
+        )
         with named_errors("sampler", getattr(self.sampler, "name", "")):
             check_sampled(rollout, policy)
-        columns = {"method": method, "temperature": float(self.sampling.temperature), "prompt": prompts}
+        columns = {
+            "method": method,
+            "temperature": float(self.sampling.temperature),
+            "prompt": prompts,
+        }
         ends = zip(rollout.response_ids.tolist(), rollout.ends.tolist(), strict=True)
         columns["token_ids"] = [ids[:end] for ids, end in ends]
         columns |= {} if rollout.turns is None else {"turns": rollout.turns}
@@ -180,11 +211,16 @@ def answer(
     return to_frame(pd.concat(rows).reset_index() if rows else [])
 
 
-def restore(tokenizer, responses: pd.DataFrame | Sequence[Mapping], device: torch.device | str = "cpu") -> Rollout:
+def restore(
+    tokenizer, responses: pd.DataFrame | Sequence[Mapping], device: torch.device | str = "cpu"
+) -> Rollout:
     """Return the rollout of stored responses, with the same tokens, to score or segment it again."""
     responses = responses if isinstance(responses, pd.DataFrame) else to_frame(responses)
-    prompts, texts, tokens, ended = (responses[name].tolist() for name in ("prompt", "response", "token_ids", "ended"))
-    if "turns" in responses and responses["turns"].notna().all():  # `token_ids` are then those of both sides
+    prompts, texts, tokens, ended = (
+        responses[name].tolist() for name in ("prompt", "response", "token_ids", "ended")
+    )
+    # `token_ids` are then those of both sides
+    if "turns" in responses and responses["turns"].notna().all():
         stored = zip(prompts, tokens, responses["turns"], ended, strict=True)
         return from_turns(tokenizer, [Dialogue(*row) for row in stored]).to(device)
     rollout = from_tokens(tokenizer, prompts, tokens, [tokenizer.eos_token_id])
@@ -201,7 +237,8 @@ def _in_batches(work: Callable, rows: pd.Series | pd.DataFrame, size: int, name:
             progress.update(part.stop - part.start)
             return result
 
-        return in_batches(work_on, len(rows), size, alone=PartialState().num_processes == 1)[0]  # others may wait
+        # others may wait
+        return in_batches(work_on, len(rows), size, alone=PartialState().num_processes == 1)[0]
 
 
 def evaluate_checkpoints(
@@ -235,31 +272,52 @@ def evaluate_checkpoints(
         InputError: a folder without weights, or a broken stored file.
     """
     prints = {name: model_hash(path, name)[:12] for name, path in checkpoints.items()}
-    marks = {name: model_hash(path, name)[:12] for name in ("reference", "rm") if (path := getattr(scorers, name))}
+    marks = {
+        name: model_hash(path, name)[:12]
+        for name in ("reference", "rm")
+        if (path := getattr(scorers, name))
+    }
     marks |= {"reward": scorers.gold_name} if scorers.gold else {}
     wanted, tables = held_out.keyed(samples), []
     for name, path in checkpoints.items():
         load = scorers.policy(Path(path))
         for temperature in dict.fromkeys(temperatures or (held_out.sampling.temperature,)):
-            at_temperature = replace(held_out, sampling=replace(held_out.sampling, temperature=float(temperature)))
-            settings = {"fingerprint": prints[name], "model": model, **vars(at_temperature.sampling)}
+            at_temperature = replace(
+                held_out, sampling=replace(held_out.sampling, temperature=float(temperature))
+            )
+            settings = {
+                "fingerprint": prints[name],
+                "model": model,
+                **vars(at_temperature.sampling),
+            }
             del settings["names"]
             settings |= {"engine": key} if (key := getattr(held_out.sampler, "key", "")) else {}
-            if getattr(held_out.tokenizer, "expects_chats", False):  # the same text has other tokens
+            # the same text has other tokens
+            if getattr(held_out.tokenizer, "expects_chats", False):
                 settings["end_of_turn"] = held_out.tokenizer.eos_token
             store = ResponseStore(folder, name, settings)
-            asked = wanted if temperature > 0 else wanted[wanted.index.get_level_values("sample") == 0]
+            asked = (
+                wanted if temperature > 0 else wanted[wanted.index.get_level_values("sample") == 0]
+            )
             _fill(store, asked, at_temperature, load, scorers, marks)
             tables.append(to_frame(store.rows.loc[asked.index].reset_index()))
     rows = pd.concat(tables, ignore_index=True)
     # A store may have scores that nobody asks for now.
-    sources = dict.fromkeys((*KLS, "reference"), scorers.reference) | {"rm_score": scorers.rm, "rm": scorers.rm}
+    sources = dict.fromkeys((*KLS, "reference"), scorers.reference) | {
+        "rm_score": scorers.rm,
+        "rm": scorers.rm,
+    }
     sources |= {"gold": scorers.gold, "reward": scorers.gold_name}
     return rows.drop(columns=[name for name in rows if not sources.get(name, True)])
 
 
 def _fill(
-    store: ResponseStore, wanted: pd.Series, held_out: HeldOutPrompts, load: Callable, scorers: Scorers, marks: dict
+    store: ResponseStore,
+    wanted: pd.Series,
+    held_out: HeldOutPrompts,
+    load: Callable,
+    scorers: Scorers,
+    marks: dict,
 ) -> None:
     """Score responses again if other models than those of `marks` scored them, and generate the missing ones."""
 
@@ -267,12 +325,23 @@ def _fill(
         return scorers.score(rollout, load) | marks
 
     there = wanted.index.isin(store.rows.index)
-    stored, missing, method = store.rows.loc[wanted.index[there]], wanted[~there], store.settings["method"]
+    stored, missing, method = (
+        store.rows.loc[wanted.index[there]],
+        wanted[~there],
+        store.settings["method"],
+    )
     stored = stored.assign(prompt=wanted[there])  # which carries its row, unlike in the file
-    by = stored.reindex(columns=[*marks, "gold"]).astype(object).fillna({"reward": ""})  # "": the data's own
-    fresh = (by[[*marks]] == pd.Series(marks, dtype=object)).all(axis=1) & (by["gold"].notna() | (not scorers.gold))
+    # "": the data's own
+    by = stored.reindex(columns=[*marks, "gold"]).astype(object).fillna({"reward": ""})
+    fresh = (by[[*marks]] == pd.Series(marks, dtype=object)).all(axis=1) & (
+        by["gold"].notna() | (not scorers.gold)
+    )
     # The longest prompts first: little padding, and memory ends at the start if at all.
-    lengths = [-len(ids) for ids in encode_prompts(held_out.tokenizer, missing.tolist())] if len(missing) else []
+    lengths = (
+        [-len(ids) for ids in encode_prompts(held_out.tokenizer, missing.tolist())]
+        if len(missing)
+        else []
+    )
     missing = missing.iloc[np.argsort(lengths, kind="stable")]
 
     def score_again(rows: pd.DataFrame) -> None:

@@ -23,7 +23,9 @@ def uniform_numbers(names: Sequence[str], length: int) -> Tensor:
     """Return [B, T] uniform numbers in [0, 1), a row for each name; a row depends only on its name."""
     rows = []
     for name in names:
-        seed = int.from_bytes(hashlib.sha256(name.encode("utf-8", "backslashreplace")).digest()[:8], "big")
+        seed = int.from_bytes(
+            hashlib.sha256(name.encode("utf-8", "backslashreplace")).digest()[:8], "big"
+        )
         rows.append(torch.rand(length, generator=torch.Generator().manual_seed(seed)))
     return torch.stack(rows) if rows else torch.zeros(0, length)
 
@@ -42,12 +44,16 @@ class InverseTransformSampler(LogitsProcessor):
         if self.prompt_width is None:
             self.prompt_width = input_ids.shape[1]
         kept = min(self.sampling.top_k or scores.shape[1], scores.shape[1])
-        logits, tokens = (scores.float() / self.sampling.temperature).topk(kept)  # the most probable first
+        # the most probable first
+        logits, tokens = (scores.float() / self.sampling.temperature).topk(kept)
         p = logits.softmax(-1)
         if self.sampling.top_p < 1:
             p = p.masked_fill(p.cumsum(-1) - p >= self.sampling.top_p, 0.0)
         reached = p.cumsum(-1)
-        u = self.uniforms[:, input_ids.shape[1] - self.prompt_width, None].to(scores.device) * reached[:, -1:]
+        u = (
+            self.uniforms[:, input_ids.shape[1] - self.prompt_width, None].to(scores.device)
+            * reached[:, -1:]
+        )
         place = (reached <= u).sum(-1, keepdim=True)
         place = place.minimum((p > 0).sum(-1, keepdim=True) - 1)  # u may round up to the total
         return torch.full_like(scores, -torch.inf).scatter_(1, tokens.gather(1, place), 0.0)
@@ -57,8 +63,10 @@ class InverseTransformSampler(LogitsProcessor):
 class SeededSampling(Sampling):
     """`Sampling` for `rollout.generate` that continues a cache, or draws by inverse transform."""
 
-    past: object = None  # a cache of all tokens but the last, to which `generate` adds; None: nothing was read
-    uniforms: Tensor | None = None  # [B, max_new_tokens]; None, and temperature 0, leave sampling to `generate`
+    # a cache of all tokens but the last, to which `generate` adds; None: nothing was read
+    past: object = None
+    # [B, max_new_tokens]; None, and temperature 0, leave sampling to `generate`
+    uniforms: Tensor | None = None
     processors: tuple[LogitsProcessor, ...] = ()  # what changes the logits before a token is drawn
 
     @classmethod
@@ -69,11 +77,15 @@ class SeededSampling(Sampling):
     def of_turn(self, turn: int, rows: Sequence[int]) -> "SeededSampling":
         """Return the sampling of a turn, which has its own random numbers."""
         names = [f"{self.names[row]}/{turn}" for row in rows] if self.names else []
-        return replace(self, uniforms=uniform_numbers(names, self.max_new_tokens)) if names else self
+        return (
+            replace(self, uniforms=uniform_numbers(names, self.max_new_tokens)) if names else self
+        )
 
     def arguments(self) -> dict:
         """Return arguments of `generate`: with uniform numbers, greedy over what `InverseTransformSampler` leaves."""
-        arguments = super().arguments() | ({} if self.past is None else {"past_key_values": self.past})
+        arguments = super().arguments() | (
+            {} if self.past is None else {"past_key_values": self.past}
+        )
         processors = LogitsProcessorList(self.processors)
         if self.temperature > 0 and self.uniforms is not None:
             processors.append(InverseTransformSampler(self.uniforms, self))
@@ -91,9 +103,16 @@ def generate_seeded(model, tokenizer, prompts: Sequence[str], sampling: Sampling
     if len(rows) < len(prompts):
         ids, mask = pad(encode_prompts(tokenizer, list(rows)), tokenizer.pad_token_id, left=True)
         device = next(model.parameters()).device
-        past = read_all_but_last(model, ids.to(device), mask.to(device), [rows[prompt] for prompt in prompts])
+        past = read_all_but_last(
+            model, ids.to(device), mask.to(device), [rows[prompt] for prompt in prompts]
+        )
     uniforms = uniform_numbers(sampling.names, sampling.max_new_tokens)
-    return generate(model, tokenizer, prompts, replace(SeededSampling.like(sampling), past=past, uniforms=uniforms))
+    return generate(
+        model,
+        tokenizer,
+        prompts,
+        replace(SeededSampling.like(sampling), past=past, uniforms=uniforms),
+    )
 
 
 @torch.no_grad()
@@ -103,7 +122,9 @@ def read_all_but_last(model, ids: Tensor, mask: Tensor, rows: Sequence[int]):
     if not ids.shape[1]:
         return None
     places = position_ids(mask)
-    output = model(input_ids=ids, attention_mask=mask, position_ids=places, use_cache=True, logits_to_keep=1)
+    output = model(
+        input_ids=ids, attention_mask=mask, position_ids=places, use_cache=True, logits_to_keep=1
+    )
     past = output.past_key_values
     past.batch_select_indices(torch.tensor(rows, device=ids.device))
     return past

@@ -17,15 +17,23 @@ import torch
 from marlhf_lite.evaluation.statistics import paired_bootstrap
 from marlhf_lite.macro import kl_per_token
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
-from marlhf_lite.training.rewards import EnvironmentReward, FunctionReward, ModelReward, checked_scores, score_responses
+from marlhf_lite.training.rewards import (
+    EnvironmentReward,
+    FunctionReward,
+    ModelReward,
+    checked_scores,
+    score_responses,
+)
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.utils import tables
 from marlhf_lite.utils.errors import InputError
 
 SCORES = ("rm_score", "gold")
-KLS = {"kl": "k1", "kl_k3": "k3"}  # columns of each response's KL to the reference, in nats, by estimator
+# columns of each response's KL to the reference, in nats, by estimator
+KLS = {"kl": "k1", "kl_k3": "k3"}
 NUMBERS = (*SCORES, *KLS, "tokens", "ended")
-COLUMNS = ("method", "rm_score", "gold", "kl", "tokens", "updates_to_ppo")  # of the table of `summarise`
+# of the table of `summarise`
+COLUMNS = ("method", "rm_score", "gold", "kl", "tokens", "updates_to_ppo")
 # Headings of columns whose name in the rows says too little.
 HEADINGS = {
     "rm_score": "RM score",
@@ -51,8 +59,10 @@ class Scorers:
     rm: Path | None = None
     load_rm: Callable[[Path], ScalarHeadModel] | None = None
     gold: GoldScore | None = None
-    gold_name: str = ""  # identifies the gold score: stored scores of another name are computed again
-    read: Callable[[Rollout], Rollout] | None = None  # what a reward model with another tokenizer reads
+    # identifies the gold score: stored scores of another name are computed again
+    gold_name: str = ""
+    # what a reward model with another tokenizer reads
+    read: Callable[[Rollout], Rollout] | None = None
 
     @cached_property
     def _reference(self) -> PolicyModel:
@@ -86,18 +96,26 @@ def score_rollout(
     kl is the k1 estimate in nats and kl_k3 the k3 estimate, always at temperature 1; they take both models. Raises
     `InputError` unless scores are B finite numbers.
     """
-    columns = {"response": rollout.responses, "tokens": rollout.lengths.tolist(), "ended": rollout.ended.tolist()}
+    columns = {
+        "response": rollout.responses,
+        "tokens": rollout.lengths.tolist(),
+        "ended": rollout.ended.tolist(),
+    }
     if policy is not None and policy is reference:
         columns |= dict.fromkeys(KLS, [0.0] * len(rollout))  # as the two passes would give
     elif policy is not None and reference is not None:
         inputs = (rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])
         logprobs = (policy(*inputs)[0], reference(*inputs)[0], rollout.mask)
-        columns |= {name: kl_per_token(*logprobs, kind).sum(1).tolist() for name, kind in KLS.items()}
+        columns |= {
+            name: kl_per_token(*logprobs, kind).sum(1).tolist() for name, kind in KLS.items()
+        }
     if reward is not None:
         columns["rm_score"] = score_responses(reward, rollout).tolist()
     if gold is not None:
         by_text = not isinstance(gold, EnvironmentReward)
-        columns["gold"] = checked_scores(FunctionReward(gold) if by_text else gold, rollout).tolist()
+        columns["gold"] = checked_scores(
+            FunctionReward(gold) if by_text else gold, rollout
+        ).tolist()
     return columns
 
 
@@ -109,11 +127,17 @@ def to_frame(rows: pd.DataFrame | Iterable[Mapping]) -> pd.DataFrame:
     if not isinstance(rows, pd.DataFrame):
         # As Python objects: Arrow, which pandas keeps texts in, refuses half a surrogate pair, and data may have one.
         rows = pd.DataFrame(list(rows), dtype=object)
-    frame = rows.reindex(columns=list(dict.fromkeys([*rows, "id", "sample", "seed", "method", "temperature"])))
+    frame = rows.reindex(
+        columns=list(dict.fromkeys([*rows, "id", "sample", "seed", "method", "temperature"]))
+    )
     frame["sample"] = frame["sample"].where(frame["sample"].notna(), 0)
     if frame["id"].isna().any():
-        unnamed = frame[frame["id"].isna()].groupby(["method", "temperature", "sample"], dropna=False)["prompt"]
-        names = unnamed.transform(lambda prompts: pd.Series(prompt_ids(prompts), index=prompts.index, dtype=object))
+        unnamed = frame[frame["id"].isna()].groupby(
+            ["method", "temperature", "sample"], dropna=False
+        )["prompt"]
+        names = unnamed.transform(
+            lambda prompts: pd.Series(prompt_ids(prompts), index=prompts.index, dtype=object)
+        )
         frame["id"] = frame["id"].where(frame["id"].notna(), names)
     return frame.astype({name: float for name in ("temperature", *SCORES, *KLS) if name in frame})
 
@@ -142,7 +166,9 @@ def score_matrix(responses: pd.DataFrame, column: str) -> pd.DataFrame:
     """
     frame = to_frame(responses)
     if column not in frame or frame[column].isna().any():
-        raise InputError(f"{frame['method'].iloc[0]}: a response without {column}: score the responses first")
+        raise InputError(
+            f"{frame['method'].iloc[0]}: a response without {column}: score the responses first"
+        )
     order = frame["id"].unique()
     frame = frame.sort_values("sample", kind="stable")
     frame["sample"] = frame.groupby("id").cumcount()
@@ -150,7 +176,9 @@ def score_matrix(responses: pd.DataFrame, column: str) -> pd.DataFrame:
     counts = sorted(values.notna().sum(axis=1).unique().tolist())
     if len(counts) > 1:
         method = frame["method"].iloc[0]
-        raise InputError(f"{method}: prompts have {counts} samples: evaluate again to complete them")
+        raise InputError(
+            f"{method}: prompts have {counts} samples: evaluate again to complete them"
+        )
     return values.astype(float)
 
 
@@ -160,7 +188,9 @@ def check_same_prompts(one: str, ours: pd.DataFrame, other: str, theirs: pd.Data
     for a, b, gone in ((one, other, prompts - others), (other, one, others - prompts)):
         if gone:
             words = " ".join(min(gone)[1].split())[:60]
-            raise InputError(f"{b} lacks {len(gone)} of {a}'s prompts, such as {words!r}: answer the same prompts")
+            raise InputError(
+                f"{b} lacks {len(gone)} of {a}'s prompts, such as {words!r}: answer the same prompts"
+            )
 
 
 def name_temperatures(responses: pd.DataFrame) -> pd.DataFrame:
@@ -189,17 +219,28 @@ def summarise(responses: pd.DataFrame | Sequence[Mapping], baseline: str = "SFT"
     frame = name_temperatures(responses)
     there = [name for name in NUMBERS if name in frame]
     groups = frame.astype(dict.fromkeys(there, float)).groupby(["method", "id"], sort=False)[there]
-    means = groups.mean().where(groups.count().eq(groups.size(), axis=0))  # NaN if a sample lacks the value
-    by_method = {name: rows.droplevel("method") for name, rows in means.groupby("method", sort=False)}
+    # NaN if a sample lacks the value
+    means = groups.mean().where(groups.count().eq(groups.size(), axis=0))
+    by_method = {
+        name: rows.droplevel("method") for name, rows in means.groupby("method", sort=False)
+    }
     base = by_method.get(baseline, next(iter(by_method.values()), None))
     summary = []
     for method, rows in by_method.items():
         known = [name for name in there if rows[name].notna().all()]
         line = {"method": method, "prompts": len(rows)} | rows[known].mean().to_dict()
-        for score in (score for score in SCORES if score in known and rows is not base and base[score].notna().all()):
+        for score in (
+            score
+            for score in SCORES
+            if score in known and rows is not base and base[score].notna().all()
+        ):
             if len(rows) != len(base) or not base.index.isin(rows.index).all():
-                raise InputError(f"{method}: other prompts than those of the baseline: answer the same prompts")
-            line[f"{score}_gain"] = paired_bootstrap(rows[score].loc[base.index], base[score])._asdict()
+                raise InputError(
+                    f"{method}: other prompts than those of the baseline: answer the same prompts"
+                )
+            line[f"{score}_gain"] = paired_bootstrap(
+                rows[score].loc[base.index], base[score]
+            )._asdict()
         summary.append(line)
     return summary
 
@@ -210,7 +251,11 @@ def table(rows: Sequence[Mapping], columns: Mapping[str, str] | Sequence[str] = 
     An interval shows mean, low and high; a score's gain follows it, if there is one. The column kl shows the k3
     estimate, which is never below 0, if the rows have it: older records do not.
     """
-    headings = columns if isinstance(columns, Mapping) else {name: HEADINGS.get(name, name) for name in columns}
+    headings = (
+        columns
+        if isinstance(columns, Mapping)
+        else {name: HEADINGS.get(name, name) for name in columns}
+    )
     return tables.table(rows, headings, _cell)
 
 

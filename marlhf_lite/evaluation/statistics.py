@@ -51,7 +51,13 @@ def bootstrap_mean(values: Sequence[float], n: int = 10_000) -> Interval:
     batch = max(1, CHUNK // len(values))
     # Resampling the deviations keeps the digits of a small spread around a large mean.
     low, high = stats.bootstrap(
-        (values - mean,), np.mean, n_resamples=n, batch=batch, confidence_level=LEVEL, method="percentile", rng=0
+        (values - mean,),
+        np.mean,
+        n_resamples=n,
+        batch=batch,
+        confidence_level=LEVEL,
+        method="percentile",
+        rng=0,
     ).confidence_interval
     return Interval(float(mean), float(mean + low), float(mean + high))
 
@@ -75,13 +81,17 @@ def win_rate(winners: Sequence[str | None]) -> WinRate:
     if not count:
         raise InputError(f"win rate: no verdict among {len(winners)} pairs: judge more")
     rate = wilson(count["first"] + count["tie"] / 2, count.total())
-    return WinRate(rate, count["first"], count["tie"], count["second"], len(winners) - count.total())
+    return WinRate(
+        rate, count["first"], count["tie"], count["second"], len(winners) - count.total()
+    )
 
 
 def percentile_interval(value: float, draws: np.ndarray) -> Interval:
     """Return `value` with the percentile interval of its bootstrap `draws`, of those that are finite."""
     draws = draws[np.isfinite(draws)]
-    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]) if len(draws) else (np.nan, np.nan)
+    low, high = (
+        np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]) if len(draws) else (np.nan, np.nan)
+    )
     return Interval(float(value), float(low), float(high))
 
 
@@ -100,7 +110,9 @@ def few_prompts(count: int) -> str:
     """Return a note to put below intervals over this many prompts; empty if they are enough."""
     fix = "give at least that many, such as by --eval_prompts 128"
     return (
-        f"\nnote: {count} prompts: intervals over fewer than {ENOUGH} are too narrow: {fix}" if count < ENOUGH else ""
+        f"\nnote: {count} prompts: intervals over fewer than {ENOUGH} are too narrow: {fix}"
+        if count < ENOUGH
+        else ""
     )
 
 
@@ -126,7 +138,9 @@ def final_score(values: Sequence[float | None], window: int = 5) -> float:
     """Return the mean of the last `window` values, without None and NaN. Raises `InputError` if none is left."""
     means = trailing_mean(values, window)
     if not len(means) or np.isnan(means[-1]):
-        raise InputError(f"values: none of the last {window} is a number, so there is no final score")
+        raise InputError(
+            f"values: none of the last {window} is a number, so there is no final score"
+        )
     return float(means[-1])
 
 
@@ -140,8 +154,12 @@ def finite(name: str, values: Sequence[float], count: int | None = None) -> np.n
     except (TypeError, ValueError):
         raise InputError(f"{name}: {list(values)!r:.60}: give numbers") from None
     if array.ndim != 1 or not array.size or count not in (None, array.size):
-        raise InputError(f"{name}: shape {array.shape}: give a list of {count or 'numbers, at least one'}")
+        raise InputError(
+            f"{name}: shape {array.shape}: give a list of {count or 'numbers, at least one'}"
+        )
     if not np.isfinite(array).all():
         place = int(np.flatnonzero(~np.isfinite(array))[0])
-        raise InputError(f"{name}[{place}] is {array[place]}: leave out prompts without a finite score")
+        raise InputError(
+            f"{name}[{place}] is {array[place]}: leave out prompts without a finite score"
+        )
     return array

@@ -24,7 +24,13 @@ from marlhf_lite.evaluation.sampling import generate_seeded
 from marlhf_lite.experiments import other_tokenizers  # noqa: F401 - it registers a check
 from marlhf_lite.experiments.data import describe_rows, fit_lengths, read_task
 from marlhf_lite.experiments.inputs import Inputs
-from marlhf_lite.experiments.manifest import check_contents, check_earlier, contents_of, date_of, runs_of
+from marlhf_lite.experiments.manifest import (
+    check_contents,
+    check_earlier,
+    contents_of,
+    date_of,
+    runs_of,
+)
 from marlhf_lite.experiments.named_rewards import asked_columns, text_reward
 from marlhf_lite.experiments.samplers import open_sampler, try_out
 from marlhf_lite.macro import TerminationRule
@@ -42,7 +48,14 @@ from marlhf_lite.training.safeguards import count_updates
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.libraries import ignore_warnings
 from marlhf_lite.utils.preflight import Preflight, check
-from marlhf_lite.utils.run_folder import RunFolder, RunLock, check_output_dir, check_writable, is_run, run_of
+from marlhf_lite.utils.run_folder import (
+    RunFolder,
+    RunLock,
+    check_output_dir,
+    check_writable,
+    is_run,
+    run_of,
+)
 
 Options = TypeVar("Options", covariant=True)  # a class of `config.commands`
 
@@ -58,7 +71,8 @@ class RunContext(Generic[Options]):
     load: Callable[[], PreTrainedModel]  # returns the same base model at every call
     inputs: Inputs = field(default_factory=Inputs)
     reward: FunctionReward | EnvironmentReward | None = None  # None: the reward model
-    rules: Mapping[str, TerminationRule] = field(default_factory=dict)  # of each of the command's `methods`
+    # of each of the command's `methods`
+    rules: Mapping[str, TerminationRule] = field(default_factory=dict)
     resume: bool = False  # whether to continue stages that have begun
     sampler: Sampler = generate  # of responses in training
     # What the command reads now; see `experiments.manifest`.
@@ -85,7 +99,9 @@ class RunContext(Generic[Options]):
         """Return at most `count` different held-out prompts, and how policies answer them."""
         prompts = prompts_of(self.task.held_out(count))
         sampler = generate_seeded if self.sampler is generate else self.sampler
-        return HeldOutPrompts(prompts, self.tokenizer, self.sampling, self.options.seed, batch_size, sampler)
+        return HeldOutPrompts(
+            prompts, self.tokenizer, self.sampling, self.options.seed, batch_size, sampler
+        )
 
 
 def print_main(text: str) -> None:
@@ -96,15 +112,19 @@ def print_main(text: str) -> None:
 
 def start_processes() -> None:
     """Join the other processes of `accelerate launch`, and silence bars and warnings of the libraries."""
-    PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))  # the first state made chooses the device
+    # the first state made chooses the device
+    PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
     datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # the command's own error names the file
+    # the command's own error names the file
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     transformers.logging.set_verbosity_error()
     huggingface_hub.logging.set_verbosity_error()
     ignore_warnings()
 
 
-def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunLock | None = None) -> RunContext:
+def open_context(
+    options: StageCommand, inputs: Inputs | None = None, lock: RunLock | None = None
+) -> RunContext:
     """Check everything that can be checked before training, load tokenizer and base model, and make the run's folder.
 
     `inputs` are models of earlier stages; `lock`, if given, keeps other processes out of the run. An evaluation opens
@@ -115,19 +135,31 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
     # All processes take the main one's folder: its default name contains the time, and clocks differ.
     path = Path(broadcast_object_list([options.output_dir])[0])
     resume = bool(options.resume) or (not options.stages and is_run(path))
-    run = Preflight(options=options, inputs=inputs or Inputs(), path=path, reopens=resume, lock=lock)
+    run = Preflight(
+        options=options, inputs=inputs or Inputs(), path=path, reopens=resume, lock=lock
+    )
 
     # 1. Termination rules, the data, and the reward of texts.
-    run.learn(rules=lambda options: {name: make_rule(o, o.seed) for name, o in options.methods.items()})
+    run.learn(
+        rules=lambda options: {name: make_rule(o, o.seed) for name, o in options.methods.items()}
+    )
     run.learn(tokenizer=lambda options: load_tokenizer(options.model), sampler=open_sampler)
     run.learn(own=lambda path, reopens: RunFolder.open(path) if reopens else None)
     run.learn(earlier=lambda inputs: runs_of(inputs.folders))
-    run.learn(date=lambda own, earlier: broadcast_object_list([date_of([own] if own else earlier)])[0])
+    run.learn(
+        date=lambda own, earlier: broadcast_object_list([date_of([own] if own else earlier)])[0]
+    )
     run.learn(asked=asked_columns, data=_read_data, task=lambda data: data[0], reward=_open_reward)
     # Later commands write rows in the same way.
-    run.learn(options=lambda options, task: options if task.chats else replace(options, chat_template="none"))
+    run.learn(
+        options=lambda options, task: (
+            options if task.chats else replace(options, chat_template="none")
+        )
+    )
     run.check()
-    options, inputs, task, reward = (run.facts[name] for name in ("options", "inputs", "task", "reward"))
+    options, inputs, task, reward = (
+        run.facts[name] for name in ("options", "inputs", "task", "reward")
+    )
 
     # 2. The base model, what the run is made from, and a trial of the sampler.
     load = functools.cache(lambda: load_base(options))
@@ -152,7 +184,9 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
     _print_start(options, inputs, task)
     for note in (*run.facts["data"][1], *changes, *_notes(options, inputs, task, reward)):
         print_main(f"note: {note}")
-    return RunContext(options, folder, task, tokenizer, load, inputs, reward, rules, resume, sampler, manifest)
+    return RunContext(
+        options, folder, task, tokenizer, load, inputs, reward, rules, resume, sampler, manifest
+    )
 
 
 @check
@@ -174,25 +208,49 @@ def check_updates(options: StageCommand, task: Task) -> None:
 
 
 def _read_data(
-    options: StageCommand, inputs: Inputs, tokenizer, earlier: Sequence[RunFolder], date: str, asked: Sequence = ()
+    options: StageCommand,
+    inputs: Inputs,
+    tokenizer,
+    earlier: Sequence[RunFolder],
+    date: str,
+    asked: Sequence = (),
 ) -> tuple[Task, list[str]]:
     """Return the data, fitted to the lengths, and notes on them; for `asked` see `read_task`."""
     task, notes = read_task(options, tokenizer, earlier, asked, date)
     needs_pairs = _needs_pairs(options, inputs)
-    task, more = fit_lengths(task, tokenizer, options, _answers_read(options, inputs), needs_pairs=needs_pairs)
+    task, more = fit_lengths(
+        task, tokenizer, options, _answers_read(options, inputs), needs_pairs=needs_pairs
+    )
     return task, [*notes, *more]
 
 
 def _manifest(
-    options: StageCommand, inputs: Inputs, tokenizer, task: Task, own: RunFolder | None, earlier: Sequence, date: str
+    options: StageCommand,
+    inputs: Inputs,
+    tokenizer,
+    task: Task,
+    own: RunFolder | None,
+    earlier: Sequence,
+    date: str,
 ) -> tuple[dict, list[str]]:
     """Return the run's manifest, compared with its earlier one and with those of earlier runs, and notes on it."""
     contents = contents_of(options, inputs, tokenizer.chat_template, task)
-    changed = check_contents(own, contents, options.accept_changed or not options.stages) if own else []
+    changed = (
+        check_contents(own, contents, options.accept_changed or not options.stages) if own else []
+    )
     earlier = [] if own and options.stages else earlier  # the run's own manifest has them
-    accepted = [x for run in earlier for x in check_earlier(run, options, contents, options.accept_changed)]
-    notes = [f"{x['what']} has other content than in {x['run']}: answers are sampled again" for x in changed]
-    return {"date": date, "contents": contents, "accepted": [*accepted, *changed]}, [] if options.stages else notes
+    accepted = [
+        x for run in earlier for x in check_earlier(run, options, contents, options.accept_changed)
+    ]
+    notes = [
+        f"{x['what']} has other content than in {x['run']}: answers are sampled again"
+        for x in changed
+    ]
+    return {
+        "date": date,
+        "contents": contents,
+        "accepted": [*accepted, *changed],
+    }, [] if options.stages else notes
 
 
 def _open_reward(options: StageCommand, task: Task) -> FunctionReward | EnvironmentReward | None:
@@ -216,7 +274,9 @@ def _answers_read(options: StageCommand, inputs: Inputs) -> dict[str, tuple[str,
     sides = {}
     if "sft" in options.stages and not inputs.sft:
         sides["sft"] = ("chosen",)
-    if _needs_pairs(options, inputs) or (len(options.stages) > 1 and options.judges_with_rm and not inputs.rm):
+    if _needs_pairs(options, inputs) or (
+        len(options.stages) > 1 and options.judges_with_rm and not inputs.rm
+    ):
         sides["rm"] = ("chosen", "rejected")
     return sides
 
@@ -234,7 +294,9 @@ def _print_start(options: StageCommand, inputs: Inputs, task: Task) -> None:
         print_main("prompts and answers are written by the chat template")
 
 
-def _notes(options: StageCommand, inputs: Inputs, task: Task, reward: FunctionReward | None) -> Iterator[str]:
+def _notes(
+    options: StageCommand, inputs: Inputs, task: Task, reward: FunctionReward | None
+) -> Iterator[str]:
     """Yield notes on valid options that may differ from what the user meant."""
     if options.dataset != (read := EMBEDDED_MODELS.get(options.model, options.dataset)):
         yield f"{options.model} was trained on {read} only: on other data, scores mean little"
@@ -246,7 +308,9 @@ def _notes(options: StageCommand, inputs: Inputs, task: Task, reward: FunctionRe
         yield f"{source} {reward.name}: not used: {task.name} has a gold score, and the tables show that one"
 
 
-def open_run(path: Path, config: dict, resume: bool = False, manifest: dict | None = None) -> RunFolder:
+def open_run(
+    path: Path, config: dict, resume: bool = False, manifest: dict | None = None
+) -> RunFolder:
     """Make a run's folder in the main process, or with `resume` open the existing one.
 
     Options and manifest of a resumed run of the same command are updated with the present ones.
@@ -258,7 +322,9 @@ def open_run(path: Path, config: dict, resume: bool = False, manifest: dict | No
         if set(run.config) <= {"versions", *config}:
             earlier, manifest = run.manifest["accepted"], manifest or {}
             run.manifest |= manifest | {"accepted": earlier + manifest.get("accepted", [])}
-            run.update_config({name: value for name, value in config.items() if name not in OF_THE_START})
+            run.update_config(
+                {name: value for name, value in config.items() if name not in OF_THE_START}
+            )
     elif state.is_main_process:
         RunFolder.create(path, config | {"resume": "", "accept_changed": False}, manifest)
     state.wait_for_everyone()

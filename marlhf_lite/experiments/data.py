@@ -36,7 +36,11 @@ MARKS = r"<\|\w+\|>|<｜[^<>｜]+｜>|<(?:start|end)_of_turn>|\[/INST\]"
 
 
 def read_task(
-    options: StageCommand | DataCommand, tokenizer, runs: Sequence[RunFolder] = (), asked: Sequence = (), date: str = ""
+    options: StageCommand | DataCommand,
+    tokenizer,
+    runs: Sequence[RunFolder] = (),
+    asked: Sequence = (),
+    date: str = "",
 ) -> tuple[Task, list[str]]:
     """Return the data, with unit tests if they may judge programs, and notes on how the data are read.
 
@@ -56,7 +60,10 @@ def read_task(
         from marlhf_lite.extras.programs.rewards import with_tests
 
         task = with_tests(task, options, options.bad_rows)
-    return task, [*_notes(task, tokenizer, options.model), *(_note_on_prompts(chat) if task.chats else ())]
+    return task, [
+        *_notes(task, tokenizer, options.model),
+        *(_note_on_prompts(chat) if task.chats else ()),
+    ]
 
 
 def _own_part(options: StageCommand | DataCommand, runs: Sequence[RunFolder], task: Task) -> str:
@@ -78,36 +85,62 @@ def for_one_stage(task: Task, part: str) -> Task:
     if any(needed not in split.column_names for split in rows):
         return task
     empty = {name: task.splits[name].select([]) for name in parts}
-    splits = datasets.DatasetDict({**task.splits, **empty, part: datasets.concatenate_datasets(rows)})
-    return replace(task, splits=splits, counts=task.counts | {name: len(split) for name, split in splits.items()})
+    splits = datasets.DatasetDict(
+        {**task.splits, **empty, part: datasets.concatenate_datasets(rows)}
+    )
+    return replace(
+        task,
+        splits=splits,
+        counts=task.counts | {name: len(split) for name, split in splits.items()},
+    )
 
 
 def describe_rows(task: Task) -> tuple[str, str]:
     """Return in words how many rows each part has, and how many were dropped for which reason."""
     parts = ", ".join(f"{part} {len(rows)}" for part, rows in task.splits.items())
-    reasons = [why for why, n in task.counts.items() if n and why not in ("read", "kept", *task.splits)]
-    return parts, ", ".join(f"{task.counts[why]} {why.replace('_', ' ')}" for why in reasons) or "none"
+    reasons = [
+        why for why, n in task.counts.items() if n and why not in ("read", "kept", *task.splits)
+    ]
+    return parts, ", ".join(
+        f"{task.counts[why]} {why.replace('_', ' ')}" for why in reasons
+    ) or "none"
 
 
 # Lengths
 
 
 @check
-def check_texts(options: StageCommand, base: PreTrainedModel, tokenizer, task: Task, sampler: Sampler) -> None:
+def check_texts(
+    options: StageCommand, base: PreTrainedModel, tokenizer, task: Task, sampler: Sampler
+) -> None:
     """Raise `InputError` if the base has too few positions or embeddings for the texts of the task."""
-    limit, response = position_limit(base), longest_response(sampler, tokenizer, options.max_response_length)
+    limit, response = (
+        position_limit(base),
+        longest_response(sampler, tokenizer, options.max_response_length),
+    )
     is_long = limit and options.max_prompt_length + response > limit
     if is_long or len(tokenizer) > base.get_input_embeddings().weight.shape[0]:
         prompts = [prompt for rows in task.splits.values() for prompt in set(rows["prompt"])]
         ids = encode_prompts(tokenizer, prompts)
         check_length(base, options.model, max(map(len, ids), default=0), response)
-        columns = (rows[name] for rows in task.splits.values() for name in COLUMNS[1:] if name in rows.column_names)
+        columns = (
+            rows[name]
+            for rows in task.splits.values()
+            for name in COLUMNS[1:]
+            if name in rows.column_names
+        )
         answers = encode_continuation(tokenizer, [*{text for column in columns for text in column}])
-        check_vocabulary(base, options.model, tokenizer, {token for row in (*ids, *answers) for token in row})
+        check_vocabulary(
+            base, options.model, tokenizer, {token for row in (*ids, *answers) for token in row}
+        )
 
 
 def fit_lengths(
-    task: Task, tokenizer, options: DataConfig, sides: Mapping[str, Sequence[str]], needs_pairs: bool = True
+    task: Task,
+    tokenizer,
+    options: DataConfig,
+    sides: Mapping[str, Sequence[str]],
+    needs_pairs: bool = True,
 ) -> tuple[Task, list[str]]:
     """Drop and count prompts that are too long, and pairs that `--max_response_length` makes equal.
 
@@ -120,7 +153,11 @@ def fit_lengths(
         dropped += count
     counts, limit, lengths, notes = {"long_prompts": dropped}, options.max_response_length, [], []
     for part, columns in sides.items():
-        answers = {side: token_ids(tokenizer, kept[part], side) for side in columns if side in kept[part].column_names}
+        answers = {
+            side: token_ids(tokenizer, kept[part], side)
+            for side in columns
+            if side in kept[part].column_names
+        }
         lengths += [len(ids) for rows in answers.values() for ids in rows]
         if "rejected" in answers and len(kept[part]):
             different = _different_rows(answers.values(), limit)
@@ -129,8 +166,12 @@ def fit_lengths(
             if not different:
                 fault = f"--max_response_length {limit}: it makes all pairs of {task.name} equal"
                 if needs_pairs:
-                    raise InputError(f"{fault}: raise it, to {_length_that_cuts_few(lengths)} to cut few")
-                notes = [f"{fault}: no reward model is trained, and the critic starts from the SFT model"]
+                    raise InputError(
+                        f"{fault}: raise it, to {_length_that_cuts_few(lengths)} to cut few"
+                    )
+                notes = [
+                    f"{fault}: no reward model is trained, and the critic starts from the SFT model"
+                ]
     counts |= {part: len(rows) for part, rows in kept.items()}
     task = replace(task, splits=datasets.DatasetDict(kept), counts=task.counts | counts)
     return task, [*notes, *_notes_on_lengths(lengths, limit)]
@@ -143,7 +184,9 @@ def token_ids(tokenizer, rows: datasets.Dataset, side: str) -> list[list[int]]:
 
 def different_pairs(rows: datasets.Dataset, tokenizer, limit: int) -> datasets.Dataset:
     """Return the pairs that differ in their first `limit` tokens; all pairs if none do."""
-    different = _different_rows([token_ids(tokenizer, rows, side) for side in ("chosen", "rejected")], limit)
+    different = _different_rows(
+        [token_ids(tokenizer, rows, side) for side in ("chosen", "rejected")], limit
+    )
     return rows.select(different) if different else rows
 
 
@@ -179,7 +222,11 @@ def _notes(task: Task, tokenizer, model: str) -> Iterator[str]:
     if task.chats:
         return
     answered = [rows.to_dict() for rows in task.splits.values() if "chosen" in rows.column_names]
-    rows = [texts for part in answered for texts in zip(*(part[name] for name in COLUMNS if name in part), strict=True)]
+    rows = [
+        texts
+        for part in answered
+        for texts in zip(*(part[name] for name in COLUMNS if name in part), strict=True)
+    ]
     if repeats := sum(repeats_prompt(*texts) for texts in rows):
         yield f"in {repeats} of {len(rows)} rows answers begin with their prompt: if they should not, cut it off"
     if not marks and tokenizer.chat_template and task.shape:
@@ -204,7 +251,9 @@ def _column(task: Task, column: str) -> list[str]:
 def _marks(texts: Iterable[str], tokenizer, are_tokens: bool) -> list[str]:
     """Return the first mark of a chat template in each text that has one; the tokenizer's own may be tokens."""
     added = tokenizer.added_tokens_decoder.values()
-    pattern = re.compile("|".join([MARKS, *(re.escape(token.content) for token in added if token.special)]))
+    pattern = re.compile(
+        "|".join([MARKS, *(re.escape(token.content) for token in added if token.special)])
+    )
     tokens = {token.content for token in added} if are_tokens else set()
     found = ([mark for mark in pattern.findall(text) if mark not in tokens] for text in texts)
     return [marks[0].strip() for marks in found if marks]

@@ -25,7 +25,9 @@ def data_report(options: DataCommand) -> str:
     task, notes = read_task(options, tokenizer)
     lengths = dict(_lengths(task, tokenizer))
     task, more = fit_lengths(task, tokenizer, options, SIDES)
-    shape = task.shape or ("embedded data" if task.name in EMBEDDED else "rows of TL;DR, WebGPT or APPS")
+    shape = task.shape or (
+        "embedded data" if task.name in EMBEDDED else "rows of TL;DR, WebGPT or APPS"
+    )
     parts, dropped = describe_rows(task)
     lines = [
         f"{task.name}: {task.counts['read']} rows, read as {shape}",
@@ -47,7 +49,10 @@ def _lengths(task: Task, tokenizer) -> Iterator[tuple[str, str]]:
             ids = [token_ids(tokenizer, rows, column) for rows in parts]
         lengths = [len(row) for rows in ids for row in rows]
         if lengths:
-            yield column, ", ".join(f"{name} {np.quantile(lengths, q):.0f}" for name, q in QUANTILES.items())
+            yield (
+                column,
+                ", ".join(f"{name} {np.quantile(lengths, q):.0f}" for name, q in QUANTILES.items()),
+            )
 
 
 def _rows(task: Task, tokenizer, options: DataCommand) -> Iterator[str]:

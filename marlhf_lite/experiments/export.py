@@ -56,13 +56,22 @@ def answer_prompt(options: GenerateCommand, folder: Path, prompt: str) -> str:
         prompt = write_turns(prompt, write)
     tokens, limit = len(encode_prompts(tokenizer, [prompt])[0]), options.max_prompt_length
     if tokens > limit:
-        raise InputError(f"--prompt: {tokens} tokens, more than --max_prompt_length {limit}: shorten it, or raise that")
+        raise InputError(
+            f"--prompt: {tokens} tokens, more than --max_prompt_length {limit}: shorten it, or raise that"
+        )
     sampler = open_dialogues(options)
     if not shared_rope_limit(model):  # a batch of one text
-        check_length(model, options.model, tokens, longest_response(sampler, tokenizer, options.max_response_length))
+        check_length(
+            model,
+            options.model,
+            tokens,
+            longest_response(sampler, tokenizer, options.max_response_length),
+        )
     set_seed(options.seed)
     with merged_adapter(model):
-        rollout = sampler(model, tokenizer, [prompt], sampling_of(options, options.max_response_length))
+        rollout = sampler(
+            model, tokenizer, [prompt], sampling_of(options, options.max_response_length)
+        )
     return _in_lines(rollout.turns[0]) if rollout.turns else rollout.responses[0].strip()
 
 
@@ -70,7 +79,11 @@ def _in_lines(turns: list[dict]) -> str:
     """Return one line per turn of policy and environment, and the sum of the rewards."""
     lines = []
     for turn in turns:
-        cut = f" [... {turn['observation_cut']} more tokens were cut]" if "observation_cut" in turn else ""
+        cut = (
+            f" [... {turn['observation_cut']} more tokens were cut]"
+            if "observation_cut" in turn
+            else ""
+        )
         lines += [f"> {turn['response'].strip()}", turn.get("observation", "").strip() + cut]
     return "\n".join([*filter(None, lines), f"reward: {sum(turn['reward'] for turn in turns):g}"])
 
@@ -79,7 +92,9 @@ def _sampling_of(config: Mapping) -> dict:
     """Return the arguments of `generate` with which a run of these options sampled; empty if it never sampled."""
     if "temperature" not in config:
         return {}
-    options = SamplingConfig(**{name: config[name] for name in vars(SamplingConfig()) if name in config})
+    options = SamplingConfig(
+        **{name: config[name] for name in vars(SamplingConfig()) if name in config}
+    )
     return sampling_of(options, config["max_response_length"]).arguments()
 
 
@@ -91,11 +106,15 @@ def export_policy(options: ExportCommand, folder: Path, output: Path) -> None:
     """
     # In the format in which it is saved: nothing is rounded before it is merged.
     saved = AutoConfig.from_pretrained(folder).dtype if is_full_model(folder) else None
-    policy, tokenizer, _ = open_policy(replace(options, dtype=_name(saved) if saved else "auto"), folder)
+    policy, tokenizer, _ = open_policy(
+        replace(options, dtype=_name(saved) if saved else "auto"), folder
+    )
     run = next(iter(runs_of([folder])), None)
     config = run.config if run else {}
     dtype, line = _choose_format(options, policy, config.get("dtype", ""))
-    model = merge_adapter(policy, dtype) if isinstance(policy, PeftModel) else round_to(policy, dtype)
+    model = (
+        merge_adapter(policy, dtype) if isinstance(policy, PeftModel) else round_to(policy, dtype)
+    )
     if not all(bool(weight.isfinite().all()) for weight in model.parameters()):
         what = f"weights that {_name(dtype)} does not hold, or NaN"
         raise InputError(f"--model {options.model}: {what}: give --dtype float32")
@@ -110,7 +129,9 @@ def export_policy(options: ExportCommand, folder: Path, output: Path) -> None:
     print_main(f"model: {output}")
 
 
-def _choose_format(options: ExportCommand, policy: PreTrainedModel | PeftModel, of_run: str) -> tuple[torch.dtype, str]:
+def _choose_format(
+    options: ExportCommand, policy: PreTrainedModel | PeftModel, of_run: str
+) -> tuple[torch.dtype, str]:
     """Return the number format to write, and a line about what it loses; `of_run` is the format of the policy's run.
 
     If that one is too coarse for what the policy has learnt, the format is float32. Raises `InputError` if another
@@ -120,17 +141,29 @@ def _choose_format(options: ExportCommand, policy: PreTrainedModel | PeftModel, 
     if isinstance(policy, PeftModel):
         changes = merged_weights(policy)
     elif asked != policy.dtype:  # weights of a whole model are rounded here alone
-        start = load_base(replace(options, finetune="lora", load_in_4bit=False, dtype="auto")).state_dict()
-        changes = ((start[name], weight) for name, weight in policy.state_dict().items() if name in start)
+        start = load_base(
+            replace(options, finetune="lora", load_in_4bit=False, dtype="auto")
+        ).state_dict()
+        changes = (
+            (start[name], weight) for name, weight in policy.state_dict().items() if name in start
+        )
     else:
         return asked, f"number format: {_name(asked)}"
     lost = lost_share(changes, asked)
     if lost <= LARGEST_LOSS:
-        return asked, f"number format: {_name(asked)}, which loses {lost:.2f} of the policy's change"
+        return (
+            asked,
+            f"number format: {_name(asked)}, which loses {lost:.2f} of the policy's change",
+        )
     if options.dtype not in ("auto", of_run):
         fix = "give --dtype float32, or load the adapter beside its base"
-        raise InputError(f"--dtype {options.dtype}: it would lose {lost:.2f} of the policy's change: {fix}")
-    return torch.float32, f"number format: float32, since {_name(asked)} would lose {lost:.2f} of the policy's change"
+        raise InputError(
+            f"--dtype {options.dtype}: it would lose {lost:.2f} of the policy's change: {fix}"
+        )
+    return (
+        torch.float32,
+        f"number format: float32, since {_name(asked)} would lose {lost:.2f} of the policy's change",
+    )
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -46,14 +46,19 @@ def find_inputs(options: StageCommand) -> Inputs:
     found.learn(policy_folders=lambda policies="": _policies(policies), checked=check_dataset)
     if found.errors:  # report them with every problem that can be found without these inputs
         found.check()
-    return Inputs(*(found.facts.get(name) for name in ("sft_folder", "rm_folder")), found.facts["policy_folders"])
+    return Inputs(
+        *(found.facts.get(name) for name in ("sft_folder", "rm_folder")),
+        found.facts["policy_folders"],
+    )
 
 
 @check
 def check_methods(options: StageCommand) -> None:
     """Raise `InputError` if the methods that a command compares are the same."""
     if len(options.methods) > 1 and options.token_level:
-        raise InputError("--n 1: both runs would be PPO: give --n 2 or more, or marlhf run --n 1 for PPO alone")
+        raise InputError(
+            "--n 1: both runs would be PPO: give --n 2 or more, or marlhf run --n 1 for PPO alone"
+        )
 
 
 @check
@@ -62,9 +67,13 @@ def check_groups(num_generations: int, batch_size: int, processes: int = 0) -> N
     processes = processes or int(os.environ.get("WORLD_SIZE", "1"))
     if batch_size % num_generations:
         what = f"--batch_size {batch_size} does not divide into complete groups"
-        raise InputError(f"--num_generations {num_generations}: {what}: give a multiple of {num_generations}")
+        raise InputError(
+            f"--num_generations {num_generations}: {what}: give a multiple of {num_generations}"
+        )
     if batch_size % processes:
-        raise InputError(f"--batch_size {batch_size}: {processes} processes cannot share it: give a multiple of that")
+        raise InputError(
+            f"--batch_size {batch_size}: {processes} processes cannot share it: give a multiple of that"
+        )
 
 
 @check
@@ -83,7 +92,11 @@ def check_data_support(options: StageCommand, inputs: Inputs, task: "Task") -> N
         if not (is_made or starts_as_base):
             cell = _cell(options, inputs, stage)
             if is_listed(cell):  # else `check_support` refuses it
-                refuse(cell | {"data": _form(options, stage, task)}, sft=inputs.sft, data=options.dataset)
+                refuse(
+                    cell | {"data": _form(options, stage, task)},
+                    sft=inputs.sft,
+                    data=options.dataset,
+                )
 
 
 def _cell(options: StageCommand, inputs: Inputs, stage: str) -> dict[str, str]:
@@ -104,15 +117,21 @@ def _form(options: StageCommand, stage: str, task: "Task") -> str:
     """Return the form of the data that a stage reads."""
     if options.dataset == "tiny-guess" and stage not in ("sft", "rm"):
         return "turns"
-    return "pairs" if len(task.splits["rm"]) else "answers" if len(task.splits["sft"]) else "prompts"
+    return (
+        "pairs" if len(task.splits["rm"]) else "answers" if len(task.splits["sft"]) else "prompts"
+    )
 
 
 def check_dataset(dataset: str) -> None:
     """Raise `InputError` if `--dataset` looks like a path, or a pattern of paths, and nothing is there."""
     place = os.path.expanduser(dataset)
-    looks_local = (dataset.startswith(("/", ".", "~")) or dataset.endswith(FILES)) and "://" not in dataset
+    looks_local = (
+        dataset.startswith(("/", ".", "~")) or dataset.endswith(FILES)
+    ) and "://" not in dataset
     if looks_local and not os.path.exists(place) and not glob.glob(place, recursive=True):
-        raise InputError(f"--dataset {dataset}: no such file: check the path (relative paths start at {os.getcwd()})")
+        raise InputError(
+            f"--dataset {dataset}: no such file: check the path (relative paths start at {os.getcwd()})"
+        )
 
 
 def _policies(words: str) -> dict[str, Path]:
@@ -121,6 +140,8 @@ def _policies(words: str) -> dict[str, Path]:
         place = resolve_adapter_dir("policies", folder)
         name = name or place.parent.name
         if name in policies or name == "SFT":
-            raise InputError(f"--policies: a second one is called {name}: give each a name, as name=folder")
+            raise InputError(
+                f"--policies: a second one is called {name}: give each a name, as name=folder"
+            )
         policies[name] = place
     return policies

@@ -27,35 +27,57 @@ from marlhf_lite.utils.contents import code_hash, model_hash, text_hash, tokeniz
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder, run_of
 
-CODE = {"reward": "reward function", "environment": "environment", "objective": "objective", "termination": "rule"}
+CODE = {
+    "reward": "reward function",
+    "environment": "environment",
+    "objective": "objective",
+    "termination": "rule",
+}
 COLUMNS = "other columns of the data"
 Contents = dict[str, dict[str, str]]  # name -> its "place" and "hash"
 
 
 def contents_of(options: StageCommand, inputs: Inputs, template: str, task: Task) -> Contents:
     """Return what a command reads, by name. The base model must be in the hub's cache."""
-    code = [(what, word.strip()) for name, what in CODE.items() for word in getattr(options, name, "").split(",")]
+    code = [
+        (what, word.strip())
+        for name, what in CODE.items()
+        for word in getattr(options, name, "").split(",")
+    ]
     found = model_contents(options, template if task.chats else "")
-    found |= {what: _entry(word, text) for what, word in code if ":" in word and (text := code_hash(word))}
+    found |= {
+        what: _entry(word, text) for what, word in code if ":" in word and (text := code_hash(word))
+    }
     found |= input_contents(inputs.sft, inputs.rm)
-    places = {"data": options.dataset, COLUMNS: f"{options.dataset} for {options.reward} {options.environment}".strip()}
+    places = {
+        "data": options.dataset,
+        COLUMNS: f"{options.dataset} for {options.reward} {options.environment}".strip(),
+    }
     return found | {name: _entry(places[name], text) for name, text in task.digests.items()}
 
 
-def model_contents(options: StageCommand | GenerateCommand | ExportCommand, template: str) -> Contents:
+def model_contents(
+    options: StageCommand | GenerateCommand | ExportCommand, template: str
+) -> Contents:
     """Return base model, tokenizer and chat template; a model on the hub counts by its commit."""
     folder, name = model_folder(options.model), options.model
     hashes = [folder.name] * 2
     if folder.parent.name != "snapshots":
         hashes = [model_hash(folder, f"--model {name}"), tokenizer_hash(folder)]
-    written = {"chat template": _entry(options.chat_template, text_hash(template))} if template else {}
+    written = (
+        {"chat template": _entry(options.chat_template, text_hash(template))} if template else {}
+    )
     return {"base model": _entry(name, hashes[0]), "tokenizer": _entry(name, hashes[1]), **written}
 
 
 def input_contents(sft: Path | None, rm: Path | None) -> Contents:
     """Return the models of earlier stages that are given."""
     models = {"SFT model": sft, "reward model": rm}
-    return {name: _entry(os.path.realpath(path), model_hash(path, name)) for name, path in models.items() if path}
+    return {
+        name: _entry(os.path.realpath(path), model_hash(path, name))
+        for name, path in models.items()
+        if path
+    }
 
 
 def _entry(place: str, text: str) -> dict[str, str]:
@@ -89,11 +111,19 @@ def check_earlier(run: RunFolder, options: Checked, contents: Contents, accept: 
     """
     theirs, mine = run.config, vars(options)
     there = run.manifest["contents"]
-    names = [name for name, x in contents.items() if name != "data" and there.get(name, x)["place"] == x["place"]]
+    names = [
+        name
+        for name, x in contents.items()
+        if name != "data" and there.get(name, x)["place"] == x["place"]
+    ]
     alike = "data" in contents and same_data(theirs, mine)
     if alike and all(theirs.get(key) == mine[key] for key in ("chat_template", "part")):
         names.append("data")
-    asked = [f"--{k} {theirs[k]} and not {mine[k]}" for k in ("template", "columns") if alike and theirs[k] != mine[k]]
+    asked = [
+        f"--{k} {theirs[k]} and not {mine[k]}"
+        for k in ("template", "columns")
+        if alike and theirs[k] != mine[k]
+    ]
     fix = f"give {', '.join(asked)}" if asked else ""
     return check_contents(run, {name: contents[name] for name in names}, accept, fix)
 
@@ -104,10 +134,17 @@ def check_contents(run: RunFolder, contents: Contents, accept: bool, fix: str = 
     Raises `InputError` that names them, unless they are accepted.
     """
     stored = run.manifest["contents"]
-    changed = [name for name, x in contents.items() if name in stored and stored[name]["hash"] != x["hash"]]
+    changed = [
+        name for name, x in contents.items() if name in stored and stored[name]["hash"] != x["hash"]
+    ]
     if changed and not accept:
         which = ", ".join(f"{name} {contents[name]['place']}" for name in changed)
         has, them = ("has", "it") if len(changed) == 1 else ("have", "them")
         fault = f"{which} {has} other content than when {run.path} was made"
-        raise InputError(f"{fault}: {fix or f'restore {them}'}, or add --accept_changed to continue")
-    return [{"what": name, "run": str(run.path), "was": stored[name], "is": contents[name]} for name in changed]
+        raise InputError(
+            f"{fault}: {fix or f'restore {them}'}, or add --accept_changed to continue"
+        )
+    return [
+        {"what": name, "run": str(run.path), "was": stored[name], "is": contents[name]}
+        for name in changed
+    ]

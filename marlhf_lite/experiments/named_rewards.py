@@ -21,14 +21,18 @@ def text_reward(kind: str, task: Task) -> Callable | None:
         return None
     if kind in ("tests", "all_tests"):
         if task.tests is None:
-            raise InputError(f"--reward {kind}: {task.name} has no unit tests: give rm, or package.module:function")
+            raise InputError(
+                f"--reward {kind}: {task.name} has no unit tests: give rm, or package.module:function"
+            )
         from marlhf_lite.extras.programs.rewards import TestReward
 
         return TestReward(task.tests, strict=kind == "all_tests")
     if kind != "gold":
         return _of_messages(import_user_code("reward", kind, KNOWN), task.said)
     if task.gold is None:
-        raise InputError(f"--reward gold: {task.name} has no gold score: give rm, or package.module:function")
+        raise InputError(
+            f"--reward gold: {task.name} has no gold score: give rm, or package.module:function"
+        )
     return task.gold
 
 
@@ -48,7 +52,9 @@ def _of_messages(function: Callable, said: Mapping[str, str | list[dict]]) -> Ca
 
     @functools.wraps(function)
     def call(prompts: Sequence[str], responses: Sequence[str], **columns):
-        return function([copy.deepcopy(said.get(prompt, prompt)) for prompt in prompts], responses, **columns)
+        return function(
+            [copy.deepcopy(said.get(prompt, prompt)) for prompt in prompts], responses, **columns
+        )
 
     if hasattr(function, "metrics"):  # of a class
         call.metrics = function.metrics

@@ -32,7 +32,10 @@ class TextReader:
 
     def prompts(self, prompts: Sequence[str]) -> list[str]:
         """Return the prompts as this tokenizer's template writes them; without one, messages become transcripts."""
-        return [write_turns(self.said[text], self.chat or "paper") if text in self.said else text for text in prompts]
+        return [
+            write_turns(self.said[text], self.chat or "paper") if text in self.said else text
+            for text in prompts
+        ]
 
     def __call__(self, rollout: Rollout) -> Rollout:
         """Return the same texts in other tokens; an answer that has ended also ends by this tokenizer's end token.
@@ -41,15 +44,22 @@ class TextReader:
         """
         end = self.tokenizer.eos_token_id
         ids = encode_continuation(self.tokenizer, rollout.responses)
-        ids = [row + [end] * (ended or not row) for row, ended in zip(ids, rollout.ended.tolist(), strict=True)]
+        ids = [
+            row + [end] * (ended or not row)
+            for row, ended in zip(ids, rollout.ended.tolist(), strict=True)
+        ]
         read = from_tokens(self.tokenizer, self.prompts(rollout.prompts), ids, [end])
-        self.check_length(int(read.attention_mask.sum(1).max()), "lower --max_response_length, then resume")
+        self.check_length(
+            int(read.attention_mask.sum(1).max()), "lower --max_response_length, then resume"
+        )
         return read.to(rollout.tokens.device)
 
     def check_length(self, tokens: int, fix: str) -> None:
         """Raise `InputError` if a text has more tokens than the reward model has positions."""
         if self.limit and tokens > self.limit:
-            raise InputError(f"--rm: a text of {tokens} of its tokens, more than its {self.limit} positions: {fix}")
+            raise InputError(
+                f"--rm: a text of {tokens} of its tokens, more than its {self.limit} positions: {fix}"
+            )
 
 
 def reader_of(rm: Path | None, tokenizer, task: Task) -> TextReader | None:
@@ -76,17 +86,36 @@ def check_reward_model(options: StageCommand, inputs: Inputs, tokenizer, task: T
         return
     config, read = transformers.AutoConfig.from_pretrained(rm), reader_of(rm, tokenizer, task)
     if config.num_labels != 1:
-        raise InputError(f"--rm {rm}: it gives {config.num_labels} numbers a text (num_labels): give one with 1")
+        raise InputError(
+            f"--rm {rm}: it gives {config.num_labels} numbers a text (num_labels): give one with 1"
+        )
     used, known = len(read.tokenizer if read else tokenizer), config.get_text_config().vocab_size
     if used > known:
-        fix = "give the tokenizer that it was trained with" if read else "save its own tokenizer there"
-        raise InputError(f"--rm {rm}: it has {known} tokens, and its texts have up to {used}: {fix}")
+        fix = (
+            "give the tokenizer that it was trained with"
+            if read
+            else "save its own tokenizer there"
+        )
+        raise InputError(
+            f"--rm {rm}: it has {known} tokens, and its texts have up to {used}: {fix}"
+        )
     starts_critic = any(method.critic_init == "rm" for method in options.methods.values())
     if starts_critic and (read or options.finetune == "lora"):
-        why = "it has another tokenizer" if read else "it is a whole model, and --finetune lora trains adapters"
-        raise InputError(f"--rm {rm}: the critic cannot start from it ({why}): add --critic_init sft")
+        why = (
+            "it has another tokenizer"
+            if read
+            else "it is a whole model, and --finetune lora trains adapters"
+        )
+        raise InputError(
+            f"--rm {rm}: the critic cannot start from it ({why}): add --critic_init sft"
+        )
     if read:
         with named_errors("rm", str(rm)):
-            prompts = read.prompts([text for part in ("ppo", "test") for text in task.splits[part]["prompt"]])
-        longest = max(map(len, encode_prompts(read.tokenizer, prompts)), default=0) + options.max_response_length
+            prompts = read.prompts(
+                [text for part in ("ppo", "test") for text in task.splits[part]["prompt"]]
+            )
+        longest = (
+            max(map(len, encode_prompts(read.tokenizer, prompts)), default=0)
+            + options.max_response_length
+        )
         read.check_length(longest, "lower --max_prompt_length or --max_response_length")

@@ -26,7 +26,13 @@ from marlhf_lite.experiments.context import RunContext, open_run, print_main
 from marlhf_lite.experiments.data import different_pairs
 from marlhf_lite.experiments.manifest import CODE, COLUMNS, check_contents, input_contents
 from marlhf_lite.experiments.other_tokenizers import reader_of
-from marlhf_lite.experiments.reports import caption, differences, example_answers, pass_report, run_report
+from marlhf_lite.experiments.reports import (
+    caption,
+    differences,
+    example_answers,
+    pass_report,
+    run_report,
+)
 from marlhf_lite.models.actor_critic import (
     PolicyModel,
     PPOModels,
@@ -34,7 +40,13 @@ from marlhf_lite.models.actor_critic import (
     checkpoint_activations,
     without_dropout,
 )
-from marlhf_lite.models.loading import build_models, load_policy, load_score_model, new_policy, new_reward_model
+from marlhf_lite.models.loading import (
+    build_models,
+    load_policy,
+    load_score_model,
+    new_policy,
+    new_reward_model,
+)
 from marlhf_lite.tasks.prompts import prompts_of
 from marlhf_lite.training.callbacks import LOG_POSITIONS, Recorder
 from marlhf_lite.training.checkpoint import rewind_run
@@ -62,7 +74,8 @@ from marlhf_lite.utils.seals import atomic_folder, has_checkpoint, seal
 Reward = Callable[[Rollout], Tensor]
 Make = Callable[[RunContext, PeftModel, RunLogger], Trainer]
 Translate = Callable[[dict, commands.PolicyCommand], dict]
-DONE = "done.json"  # the last file that PPO, DPO, RLOO and GRPO write: the options that `--resume` may raise
+# the last file that PPO, DPO, RLOO and GRPO write: the options that `--resume` may raise
+DONE = "done.json"
 
 
 # The whole run
@@ -77,7 +90,9 @@ def run_command(context: RunContext) -> None:
         return evaluate(context, context.inputs.policies, sft, rm)
     if stages[0] in ("sft", "rm"):
         what = "adapter" if context.options.finetune == "lora" else "model"
-        return print_main(f"{what}: {sft_stage(context) if stages[0] == 'sft' else rm_stage(context, sft)}")
+        return print_main(
+            f"{what}: {sft_stage(context) if stages[0] == 'sft' else rm_stage(context, sft)}"
+        )
     if stages[0] == "ppo":
         policy = ppo_stage(context, sft, rm)
     elif stages[0] == "dpo":
@@ -92,17 +107,29 @@ def run_all(context: RunContext[commands.RunCommand]) -> None:
     options, inputs = context.options, context.inputs
     judges = options.judges_with_rm and len(context.task.splits["rm"])
     trains_rm = not inputs.rm and (judges or options.reward == "rm")
-    stages = ["SFT"] * (not inputs.sft) + ["reward model"] * bool(trains_rm) + [*options.methods, "evaluation"]
+    stages = (
+        ["SFT"] * (not inputs.sft)
+        + ["reward model"] * bool(trains_rm)
+        + [*options.methods, "evaluation"]
+    )
     print_main(f"stages: {', '.join(stages)}")
     sft = inputs.sft or sft_stage(context)
     rm = rm_stage(context, sft) if trains_rm else inputs.rm
-    evaluate(context, {name: ppo_stage(context, sft, rm, name) for name in options.methods}, sft, rm, trained=True)
+    evaluate(
+        context,
+        {name: ppo_stage(context, sft, rm, name) for name in options.methods},
+        sft,
+        rm,
+        trained=True,
+    )
 
 
 # SFT and reward model
 
 
-def run_stage(context: RunContext, name: str, last: str, train: Callable[[Path], dict[str, object]]) -> Path:
+def run_stage(
+    context: RunContext, name: str, last: str, train: Callable[[Path], dict[str, object]]
+) -> Path:
     """Train in the folder `name`, unless `--resume` finds it done; return the folder.
 
     `train` gets the folder, saves the model there, and returns the contents of JSON files by name. The last of them,
@@ -155,8 +182,12 @@ def rm_stage(context: RunContext[commands.RMCommand], sft: Path) -> Path:
         log = train_reward_model(model, tokenizer, *arguments, resume=context.resume)
         held_out = different_pairs(context.task.held_out(500), tokenizer, context.limit)
         with gathered_outside_layers(model):
-            accuracy = pair_accuracy(ModelReward(ScalarHeadModel(model)), tokenizer, held_out, context.limit)
-        print_main(f"reward model: {accuracy:.1%} of {len(held_out)} held-out pairs ranked as labelled")
+            accuracy = pair_accuracy(
+                ModelReward(ScalarHeadModel(model)), tokenizer, held_out, context.limit
+            )
+        print_main(
+            f"reward model: {accuracy:.1%} of {len(held_out)} held-out pairs ranked as labelled"
+        )
         return {"log.json": log, "accuracy.json": {"accuracy": accuracy, "pairs": len(held_out)}}
 
     return run_stage(context, "rm", "accuracy.json", train)
@@ -172,7 +203,9 @@ def _to_train(model, options: ModelConfig):
 # PPO, DPO, RLOO and GRPO
 
 
-def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | None, name: str = "ppo") -> Path:
+def ppo_stage(
+    context: RunContext[commands.PPOCommand], sft: Path, rm: Path | None, name: str = "ppo"
+) -> Path:
     """Train policy and critic by one of the command's `methods`; return the policy's folder.
 
     An interrupted stage leaves complete records. If it ends after a step, as by one Ctrl-C, it also saves the models.
@@ -181,7 +214,10 @@ def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | No
     if policy := _trained_already(context, folder, options):
         return policy
     run, resumes = _open_stage(context, folder, options, sft, rm)
-    roles = {name: getattr(options, name) for name in ("critic_init", "critic_head_init", "gradient_checkpointing")}
+    roles = {
+        name: getattr(options, name)
+        for name in ("critic_init", "critic_head_init", "gradient_checkpointing")
+    }
     models = build_models(context.base, sft, rm, with_reward=context.reward is None, **roles)
     reward = make_reward(context, rm, models.reward)
     trainer = PPOTrainer(
@@ -204,15 +240,23 @@ def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | No
             if trainer.history:
                 trainer.save(run.path)
     finally:
-        for tracker in trainer.accelerator.trackers:  # end_training would also end the process group
+        # end_training would also end the process group
+        for tracker in trainer.accelerator.trackers:
             tracker.finish()
     return _mark_done(run.path, options)
 
 
-def _trained_already(context: RunContext, name: str, options: commands.PolicyCommand) -> Path | None:
+def _trained_already(
+    context: RunContext, name: str, options: commands.PolicyCommand
+) -> Path | None:
     """Return the policy of a stage that `--resume` finds done, with or without checkpoints; None if it must train."""
     mark, policy = context.path / name / DONE, context.path / name / "policy"
-    if not (context.resume and mark.is_file() and policy.is_dir() and read_json(mark) == _length(options)):
+    if not (
+        context.resume
+        and mark.is_file()
+        and policy.is_dir()
+        and read_json(mark) == _length(options)
+    ):
         return None
     print_main(f"{name}: done already")
     return policy
@@ -227,7 +271,8 @@ def _mark_done(folder: Path, options: commands.PolicyCommand) -> Path:
 
 
 def _length(options: commands.PolicyCommand) -> dict[str, float | None]:
-    return {name: getattr(options, name, None) for name in ("updates", "prompt_epochs")}  # DPO has none
+    # DPO has none
+    return {name: getattr(options, name, None) for name in ("updates", "prompt_epochs")}
 
 
 def _open_stage(
@@ -241,24 +286,38 @@ def _open_stage(
     place = context.path / name
     resumes = context.resume and has_checkpoint(place)
     PartialState().wait_for_everyone()  # all have looked
-    begins_again = context.resume and not resumes and place.exists() and PartialState().is_main_process
+    begins_again = (
+        context.resume and not resumes and place.exists() and PartialState().is_main_process
+    )
     if begins_again and not (place / METRICS).is_file():
         shutil.rmtree(place)
     elif begins_again:
-        kept = next(path for i in count(1) if not (path := context.path / "stopped" / f"{name}-{i}").exists())
-        kept.parent.mkdir(exist_ok=True)  # a folder deeper than the stages, so that no command takes it for a result
+        kept = next(
+            path
+            for i in count(1)
+            if not (path := context.path / "stopped" / f"{name}-{i}").exists()
+        )
+        # a folder deeper than the stages, so that no command takes it for a result
+        kept.parent.mkdir(exist_ok=True)
         place.rename(kept)
-        print(f"{name}: it has no checkpoint and begins again; what it has recorded is kept in {kept}")
+        print(
+            f"{name}: it has no checkpoint and begins again; what it has recorded is kept in {kept}"
+        )
     elif PartialState().is_main_process:
         (place / DONE).unlink(missing_ok=True)  # it is to be longer
-    manifest = {**context.manifest, "contents": context.manifest["contents"] | input_contents(sft, rm)}
+    manifest = {
+        **context.manifest,
+        "contents": context.manifest["contents"] | input_contents(sft, rm),
+    }
     if resumes:
         accept = context.options.accept_changed
         manifest["accepted"] = check_contents(RunFolder.open(place), manifest["contents"], accept)
     return open_run(place, asdict(options), resume=resumes, manifest=manifest), resumes
 
 
-def make_reward(context: RunContext, rm: Path | None, model: ScalarHeadModel | None = None) -> Reward:
+def make_reward(
+    context: RunContext, rm: Path | None, model: ScalarHeadModel | None = None
+) -> Reward:
     """Return what `--reward` names as a function of a rollout; `model` is the reward model if it is already loaded."""
     if context.reward is not None:
         return context.reward
@@ -267,7 +326,9 @@ def make_reward(context: RunContext, rm: Path | None, model: ScalarHeadModel | N
     return ModelReward(model, batch, reader_of(rm, context.tokenizer, context.task))
 
 
-def held_out_evaluation(context: RunContext[commands.PolicyCommand], reward: Reward | None, batch_size: int = 128):
+def held_out_evaluation(
+    context: RunContext[commands.PolicyCommand], reward: Reward | None, batch_size: int = 128
+):
     """Return the test on held-out prompts that runs while training; None if there are no prompts."""
     held_out = context.held_out(context.options.test_prompts, batch_size)
     return HeldOutEvaluation(held_out, reward, context.task.gold) if held_out.prompts else None
@@ -278,15 +339,21 @@ def held_out_evaluation(context: RunContext[commands.PolicyCommand], reward: Rew
 # adapter that it gets.
 
 
-def dpo_stage(context: RunContext[commands.DPOCommand], sft: Path, reward: Reward | None = None) -> Path:
+def dpo_stage(
+    context: RunContext[commands.DPOCommand], sft: Path, reward: Reward | None = None
+) -> Path:
     """Train on the reward model's pairs. `reward` scores held-out tests only."""
     from marlhf_lite.extras.baselines.dpo import dpo_row, dpo_trainer
 
     def make(context: RunContext, model: PeftModel, logger: RunLogger) -> Trainer:
-        return dpo_trainer(model, context.tokenizer, context.task.splits["rm"], context.options, logger.run.path)
+        return dpo_trainer(
+            model, context.tokenizer, context.task.splits["rm"], context.options, logger.run.path
+        )
 
     train = functools.partial(_train_baseline, sft=sft, reward=reward, make=make, translate=dpo_row)
-    return _within_memory(context, train, "per_device_train_batch_size", context.options.dpo_batch_size)
+    return _within_memory(
+        context, train, "per_device_train_batch_size", context.options.dpo_batch_size
+    )
 
 
 def group_stage(context: RunContext, sft: Path, reward: Reward) -> Path:
@@ -302,21 +369,34 @@ def group_stage(context: RunContext, sft: Path, reward: Reward) -> Path:
         scored = SampledReward(reward, model, context.tokenizer, options, context.task.gold, logger)
         return group_trainer(model, context.tokenizer, prompts, scored, options, logger.run.path)
 
-    train = functools.partial(_train_baseline, sft=sft, reward=reward, make=make, translate=group_row)
+    train = functools.partial(
+        _train_baseline, sft=sft, reward=reward, make=make, translate=group_row
+    )
     return _within_memory(context, train, "micro_batch_size", context.options.batch_size)
 
 
-def _within_memory(context: RunContext, train: Callable[[RunContext], Path], option: str, batch: int) -> Path:
+def _within_memory(
+    context: RunContext, train: Callable[[RunContext], Path], option: str, batch: int
+) -> Path:
     """Return `train(context)`; if memory ends, it resumes from its last checkpoint with half the rows per pass."""
 
     def attempt(options: commands.PolicyCommand) -> Path:
-        return train(replace(context, options=options, resume=context.resume or options is not context.options))
+        return train(
+            replace(
+                context, options=options, resume=context.resume or options is not context.options
+            )
+        )
 
     return with_fewer_rows(attempt, context.options, option, batch)
 
 
 def _train_baseline(
-    context: RunContext[commands.PolicyCommand], *, sft: Path, reward: Reward | None, make: Make, translate: Translate
+    context: RunContext[commands.PolicyCommand],
+    *,
+    sft: Path,
+    reward: Reward | None,
+    make: Make,
+    translate: Translate,
 ) -> Path:
     """Train, from the checkpoint if there is one, and save the policy; return its folder.
 
@@ -331,10 +411,15 @@ def _train_baseline(
     # 1. The folder, and the checkpoint to resume from.
     run, _ = _open_stage(context, name, options, sft, context.inputs.rm)
     checkpoint = checkpoint_to_resume(run.path / "checkpoints")
-    step, logs = (step_of(checkpoint), read_json(checkpoint / LOG_POSITIONS)) if checkpoint else (0, {})
+    step, logs = (
+        (step_of(checkpoint), read_json(checkpoint / LOG_POSITIONS)) if checkpoint else (0, {})
+    )
 
     # 2. The trainer, with our records instead of its own. Nothing is deleted before it accepts the checkpoint.
-    policy, logger = _to_train(load_policy(context.base, sft), options), RunLogger(run, name.upper())
+    policy, logger = (
+        _to_train(load_policy(context.base, sft), options),
+        RunLogger(run, name.upper()),
+    )
     without_dropout(policy)
     trainer, held_out = make(context, policy, logger), None
     check_checkpoint(trainer, checkpoint)
@@ -344,7 +429,10 @@ def _train_baseline(
     PartialState().wait_for_everyone()
     logger.history = run.metrics()
     if options.eval_every:
-        reference, test = load_policy(context.base, sft, trainable=False), held_out_evaluation(context, reward)
+        reference, test = (
+            load_policy(context.base, sft, trainable=False),
+            held_out_evaluation(context, reward),
+        )
         models = PPOModels(PolicyModel(trainer.model), PolicyModel(reference), None, None)
         held_out = test and functools.partial(test, models)
 
@@ -379,12 +467,24 @@ def evaluate(
     options, figures = context.options, context.path / "figures"
     set_seed(options.seed)  # for rewards and environments that draw: answers have their own seeds
     hashes = {name: x["hash"][:12] for name, x in context.manifest["contents"].items()}
-    model = [options.model, *(hashes[name] for name in ("base model", "tokenizer") if name in hashes)]
-    number_format = ["4 bits"] * options.load_in_4bit + [options.dtype] * (options.dtype != ModelConfig.dtype)
-    gold, gold_name = context.task.gold, getattr(context.task.tests, "name", options.part if context.task.gold else "")
+    model = [
+        options.model,
+        *(hashes[name] for name in ("base model", "tokenizer") if name in hashes),
+    ]
+    number_format = ["4 bits"] * options.load_in_4bit + [options.dtype] * (
+        options.dtype != ModelConfig.dtype
+    )
+    gold, gold_name = (
+        context.task.gold,
+        getattr(context.task.tests, "name", options.part if context.task.gold else ""),
+    )
     if context.reward and not gold:  # a gold score is the one shown
         gold = getattr(context.reward, "function", context.reward)
-        code = [hashes[name] for name in (CODE["reward"], CODE["environment"], COLUMNS) if name in hashes]
+        code = [
+            hashes[name]
+            for name in (CODE["reward"], CODE["environment"], COLUMNS)
+            if name in hashes
+        ]
         gold_name = ", ".join([context.reward.name, *code])
 
     def load(path: Path) -> PolicyModel:
@@ -393,7 +493,9 @@ def evaluate(
     def load_rm(path: Path) -> ScalarHeadModel:
         return ScalarHeadModel(load_score_model(context.base, path))
 
-    scorers = Scorers(load, sft, rm, load_rm, gold, gold_name, reader_of(rm, context.tokenizer, context.task))
+    scorers = Scorers(
+        load, sft, rm, load_rm, gold, gold_name, reader_of(rm, context.tokenizer, context.task)
+    )
     rows = evaluate_checkpoints(
         {"SFT": sft, **policies},
         scorers,
@@ -405,9 +507,18 @@ def evaluate(
     )
     write_rows(context.path / SAMPLES, rows)
     rows = rows if options.shows_sft else rows[rows["method"] != "SFT"]
-    histories = {name: RunFolder.open(path.parent).metrics() for name, path in policies.items()} if trained else {}
+    histories = (
+        {name: RunFolder.open(path.parent).metrics() for name, path in policies.items()}
+        if trained
+        else {}
+    )
     summary = run_report(context.path, rows, histories, figures, context.run.config)
     print(f"\n{caption(rows, options.eval_prompts)}\n\n{summary}\n")
     examples = example_answers(rows, (3 if options.shows_sft else 1) if trained else 0)
-    print(pass_report(context.path, rows, context.task) + examples + differences(rows, list(histories)), end="")
+    print(
+        pass_report(context.path, rows, context.task)
+        + examples
+        + differences(rows, list(histories)),
+        end="",
+    )
     print(f"figures: {figures}\nrun folder: {context.path}")

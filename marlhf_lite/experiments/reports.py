@@ -20,7 +20,9 @@ from marlhf_lite.utils.run_folder import environment
 from marlhf_lite.utils.tables import interval
 
 
-def run_report(path: Path, rows: pd.DataFrame, histories: Mapping[str, Sequence], figures: Path, config: dict) -> str:
+def run_report(
+    path: Path, rows: pd.DataFrame, histories: Mapping[str, Sequence], figures: Path, config: dict
+) -> str:
     """Write summary.json and table.md to `path` and figures to `figures`. Returns the table.
 
     `rows` are the answers of all methods (see `evaluate_checkpoints`), `histories` the metrics of each method that
@@ -34,13 +36,17 @@ def run_report(path: Path, rows: pd.DataFrame, histories: Mapping[str, Sequence]
             if row["method"] in curves:
                 row["updates_to_ppo"] = updates_to_reach(curves[row["method"]], target)
     text = table(summary)
-    write_json(path / "summary.json", {"methods": summary, "config": config, "environment": environment()})
+    write_json(
+        path / "summary.json", {"methods": summary, "config": config, "environment": environment()}
+    )
     (path / "table.md").write_text(text + "\n", encoding="utf-8")
     _save(_run_figures(rows, histories, config.get("reward", "rm")), figures)
     return text
 
 
-def _run_figures(rows: pd.DataFrame, histories: Mapping[str, Sequence], reward: str) -> Iterator[tuple]:
+def _run_figures(
+    rows: pd.DataFrame, histories: Mapping[str, Sequence], reward: str
+) -> Iterator[tuple]:
     """Yield file names and axes of the figures of every run; `reward` is the value of its option."""
     runs = {name: [history] for name, history in histories.items() if history}
     if runs:
@@ -60,7 +66,8 @@ def _run_figures(rows: pd.DataFrame, histories: Mapping[str, Sequence], reward: 
 def _save(drawn: Iterable[tuple], figures: Path) -> None:
     """Save figures, drawn one at a time, as PNG files."""
     matplotlib.use("Agg")  # writes files without a display
-    with plt.rc_context({"text.parse_math": False}):  # else a dollar sign in a method's name begins a formula
+    # else a dollar sign in a method's name begins a formula
+    with plt.rc_context({"text.parse_math": False}):
         for name, axes in drawn:
             training.save(axes, figures / f"{name}.png")
             plt.close(np.ravel(axes)[0].figure)
@@ -69,8 +76,11 @@ def _save(drawn: Iterable[tuple], figures: Path) -> None:
 def caption(responses: pd.DataFrame, asked: int) -> str:
     """Return the caption of the table of `summarise`; `asked` is the number of prompts that were asked for."""
     count = responses["id"].nunique()
-    prompts = f"{count} held-out prompts" + f" ({asked} asked for: the task has no more)" * (count < asked)
-    base = name_temperatures(responses)["method"].iloc[0]  # SFT, with its temperature if there are several
+    prompts = f"{count} held-out prompts" + f" ({asked} asked for: the task has no more)" * (
+        count < asked
+    )
+    # SFT, with its temperature if there are several
+    base = name_temperatures(responses)["method"].iloc[0]
     always = ", at every temperature" * (responses["temperature"].nunique() > 1)
     return f"{prompts}; after scores: gain over {base}{always} [95 % interval]{few_prompts(count)}"
 
@@ -98,7 +108,11 @@ def _difference(method: str, base: str, gain: Mapping) -> str:
         return f"{method} scored the same as {base}."
     if gain["low"] <= 0 <= gain["high"]:
         return f"{method} could not be told apart from {base}: {interval(gain, '+.2f')}."
-    size = gain if gain["low"] > 0 else {"mean": -gain["mean"], "low": -gain["high"], "high": -gain["low"]}
+    size = (
+        gain
+        if gain["low"] > 0
+        else {"mean": -gain["mean"], "low": -gain["high"], "high": -gain["low"]}
+    )
     return f"{method} scored {interval(size)} {'higher' if size is gain else 'lower'} than {base}."
 
 
@@ -124,6 +138,8 @@ def example_answers(rows: pd.DataFrame, count: int) -> str:
                 lines += [f"{row['method']}{score}:", textwrap.indent(text[:300], "  ")]
                 continue
             text = textwrap.shorten(text, 300, placeholder=" ...")
-            lines.append(textwrap.fill(f"{row['method']}{score}: {text}", 100, subsequent_indent="  "))
+            lines.append(
+                textwrap.fill(f"{row['method']}{score}: {text}", 100, subsequent_indent="  ")
+            )
         lines.append("")
     return "".join(f"{line}\n" for line in lines)

@@ -13,7 +13,15 @@ from marlhf_lite.models.loading import load_policy, new_policy
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.environments import Dialogues
-from marlhf_lite.training.rollout import Rollout, Sampler, Sampling, generate, is_remote, longest_response, sampling_of
+from marlhf_lite.training.rollout import (
+    Rollout,
+    Sampler,
+    Sampling,
+    generate,
+    is_remote,
+    longest_response,
+    sampling_of,
+)
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.user_code import import_user_code, named_errors
 
@@ -26,7 +34,9 @@ class OwnSampler:
         with named_errors("sampler", name):
             self.name, self.sampler = name, make()
             if not callable(self.sampler):
-                raise InputError(f"it returned {self.sampler!r:.60}: return a Sampler (docs/scaling.md)")
+                raise InputError(
+                    f"it returned {self.sampler!r:.60}: return a Sampler (docs/scaling.md)"
+                )
         self.key, self.remote = getattr(self.sampler, "key", name), is_remote(self.sampler)
         self.try_out = getattr(self.sampler, "try_out", None)
 
@@ -34,7 +44,9 @@ class OwnSampler:
         with named_errors("sampler", self.name):
             rollout = self.sampler(model, tokenizer, prompts, sampling)
             if not isinstance(rollout, Rollout) or len(rollout) != len(prompts):
-                raise InputError(f"it returned {rollout!r:.60}: return a Rollout with a response to each prompt")
+                raise InputError(
+                    f"it returned {rollout!r:.60}: return a Rollout with a response to each prompt"
+                )
         return rollout
 
     def longest_response(self, tokenizer, new_tokens: int) -> int:
@@ -56,14 +68,23 @@ def open_dialogues(options: StageCommand | GenerateCommand) -> Sampler:
         made = kind()
     for method in ("reset", "step"):
         if not callable(function := getattr(made, method, None)):
-            raise InputError(f"--environment {name}: it has no {method}: see Your own environment in docs/guide.md")
+            raise InputError(
+                f"--environment {name}: it has no {method}: see Your own environment in docs/guide.md"
+            )
         if inspect.iscoroutinefunction(function):
-            raise InputError(f"--environment {name}: {method} is async, and nothing would await it: leave out async")
+            raise InputError(
+                f"--environment {name}: {method} is async, and nothing would await it: leave out async"
+            )
     return Dialogues(made, name, options.max_turns, options.max_observation_length)
 
 
 def try_out(
-    sampler: Sampler, options: StageCommand, sft: Path | None, base: PreTrainedModel, tokenizer, task: Task
+    sampler: Sampler,
+    options: StageCommand,
+    sft: Path | None,
+    base: PreTrainedModel,
+    tokenizer,
+    task: Task,
 ) -> None:
     """Let a sampler that has a trial answer the longest prompt before training, with the policy at its start."""
     if (trial := getattr(sampler, "try_out", None)) is None:
@@ -72,7 +93,9 @@ def try_out(
     prompts = list(task.splits["ppo"]["prompt"])
     if options.answers:
         prompts += task.held_out(options.eval_prompts)["prompt"]
-    longest = max(zip(encode_prompts(tokenizer, prompts), prompts, strict=True), key=lambda pair: len(pair[0]))[1]
+    longest = max(
+        zip(encode_prompts(tokenizer, prompts), prompts, strict=True), key=lambda pair: len(pair[0])
+    )[1]
     sampling = replace(sampling_of(options, options.max_response_length), names=("trial",))
     with named_errors("sampler", options.sampler):
         trial(PolicyModel(first), tokenizer, [longest], sampling)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     import openai
 
 ANSWER_BYTES = 16 * 2**20
-ANSWER_SECONDS = 60.0  # from the head of an answer to its end; the client's time-outs are for each read
+# from the head of an answer to its end; the client's time-outs are for each read
+ANSWER_SECONDS = 60.0
 # Raised when fields are read from an answer that does not have the protocol's form.
 BAD_ANSWER = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
 

@@ -23,7 +23,14 @@ from typing import Any
 from marlhf_lite.macro.actions import MacroActions
 from marlhf_lite.macro.advantages import gae, whiten
 from marlhf_lite.macro.losses import average, policy_loss, value_loss
-from marlhf_lite.macro.termination import FixedNGram, TerminationRule, Turn, Whole, as_rule, check_segmentation
+from marlhf_lite.macro.termination import (
+    FixedNGram,
+    TerminationRule,
+    Turn,
+    Whole,
+    as_rule,
+    check_segmentation,
+)
 from marlhf_lite.macro.values import kl_per_token, kl_rewards, macro_rewards, macro_values
 
 # What an update of MA-PPO does not need, unless an option asks: imported at its first use.

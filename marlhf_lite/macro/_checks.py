@@ -23,7 +23,9 @@ def check_matrix(name: str, x: Tensor, dtype: torch.dtype) -> None:
     """Check that ``x`` is a two-dimensional tensor of this dtype."""
     if x.dim() != 2 or x.dtype != dtype:
         shape = f"{x.dtype} {tuple(x.shape)}"
-        raise InputError(f"{name}: expected a tensor of dtype {dtype} and 2 dimensions, got {shape}")
+        raise InputError(
+            f"{name}: expected a tensor of dtype {dtype} and 2 dimensions, got {shape}"
+        )
 
 
 def clean(name: str, x: Tensor, mask: Tensor) -> Tensor:
@@ -44,6 +46,10 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 def check_int(name: str, value: int, least: int | None = None) -> None:
     """Check that ``value`` is an integer (a bool is refused), and at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or (least is not None and value < least):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, Integral)
+        or (least is not None and value < least)
+    ):
         bound = "" if least is None else f" >= {least}"
         raise InputError(f"{name}: expected an integer{bound}, got {value!r}")

@@ -14,7 +14,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from marlhf_lite.macro._checks import check_choice, check_int, check_matrix, check_shape, clean, first_true
+from marlhf_lite.macro._checks import (
+    check_choice,
+    check_int,
+    check_matrix,
+    check_shape,
+    clean,
+    first_true,
+)
 from marlhf_lite.utils.errors import InputError
 
 SIGMAS = ("equal", "unit", "start", "position", "position_reversed")
@@ -30,7 +37,9 @@ class MacroActions:
     bad response, or with a termination rule. `check_segmentation` checks one that was built directly from ids.
     """
 
-    ids: Tensor  #: [B,T] int64, the macro action of each token, counted from 0 in each response; -1 on padding, holes
+    # : [B,T] int64, the macro action of each token, counted from 0 in each response; -1 on padding,
+    # holes
+    ids: Tensor
     width: int = -1  #: S of the [B,S] tensors; -1 takes the number that these ids need
 
     def __post_init__(self) -> None:
@@ -152,7 +161,9 @@ class MacroActions:
     def split_last_token(self) -> "MacroActions":
         """The same, with the last token of each response always as a separate macro action (the released code)."""
         place = self.token_mask.cumsum(1)
-        return MacroActions.from_starts((self._offset == 0) | (place == place[:, -1:]), self.token_mask)
+        return MacroActions.from_starts(
+            (self._offset == 0) | (place == place[:, -1:]), self.token_mask
+        )
 
     # -- tokens to macro actions and back ----------------------------------------------------------------------------
 

@@ -28,7 +28,9 @@ def gae(
         (advantages, returns), each [B,S] float32, 0 on padding.
     """
     rewards, values = clean("rewards", rewards, mask), clean("values", values, mask)
-    discounts = gamma * torch.as_tensor(lam, dtype=values.dtype, device=values.device).expand_as(values)
+    discounts = gamma * torch.as_tensor(lam, dtype=values.dtype, device=values.device).expand_as(
+        values
+    )
     advantages = torch.zeros_like(values)
     advantage = following = values.new_zeros(len(values))
     for step in reversed(range(values.shape[1])):

@@ -24,14 +24,20 @@ PARSERS = {
 }
 RULES: dict[str, Callable[[MacroConfig, int], macro.TerminationRule]] = {
     "fixed": lambda config, seed: macro.FixedNGram(_tokens(config.n)),
-    "randomized": lambda config, seed: macro.RandomizedNGram(_integers("lengths", config.lengths.split(",")), 3, seed),
+    "randomized": lambda config, seed: macro.RandomizedNGram(
+        _integers("lengths", config.lengths.split(",")), 3, seed
+    ),
     "listed": lambda config, seed: macro.Listed(_integers("lengths", config.lengths.split(","))),
     "whole": lambda config, seed: macro.Whole(),
     "turn": lambda config, seed: macro.Turn(),
-    "perplexity": lambda config, seed: macro.Perplexity(config.perplexity_rule, config.perplexity_early),
+    "perplexity": lambda config, seed: macro.Perplexity(
+        config.perplexity_rule, config.perplexity_early
+    ),
     "sentence": lambda config, seed: _text_rule("Sentence")(),
     "sentence_shuffled": lambda config, seed: macro.Shuffled(_text_rule("Sentence")(), seed),
-    "parsing": lambda config, seed: _text_rule("Parsing")(make_parser(config.parser), config.cutoff),
+    "parsing": lambda config, seed: _text_rule("Parsing")(
+        make_parser(config.parser), config.cutoff
+    ),
     "value_change": lambda config, seed: macro.LargestChange("values", _tokens(config.n)),
     "cutpoints": lambda config, seed: macro.LargestChange("logprobs", _tokens(config.n)),
 }
@@ -49,7 +55,9 @@ def make_rule(macro_config: MacroConfig, seed: int = 0) -> macro.TerminationRule
         with named_errors("termination", name):
             return NamedRule(name, macro.as_rule(rule() if isinstance(rule, type) else rule))
     if name not in RULES:
-        raise InputError(f"--termination {name}: unknown: choose from {known}, or give package.module:function")
+        raise InputError(
+            f"--termination {name}: unknown: choose from {known}, or give package.module:function"
+        )
     return RULES[name](macro_config, seed)
 
 

@@ -42,7 +42,9 @@ class LargestChange(TerminationRule):
     def segment(self, mask: Tensor, **context: Any) -> MacroActions:
         signal = context.get(self.of)
         if signal is None:
-            raise InputError(f"{self.of}: termination by the largest change needs {self.of} [B,T]: pass them")
+            raise InputError(
+                f"{self.of}: termination by the largest change needs {self.of} [B,T]: pass them"
+            )
         signal = clean(self.of, signal.detach(), mask)
         change = signal.diff(dim=1, prepend=signal[:, :1]).abs() if self.of == "values" else -signal
         # The first token always begins a macro action, padding never.

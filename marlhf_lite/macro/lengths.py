@@ -32,7 +32,9 @@ class RandomizedNGram(TerminationRule):
         object.__setattr__(self, "lengths", tuple(self.lengths))
         _check_lengths(self.lengths)
 
-    def segment(self, mask: Tensor, *, step: int = 0, process: int = 0, **context: Any) -> MacroActions:
+    def segment(
+        self, mask: Tensor, *, step: int = 0, process: int = 0, **context: Any
+    ) -> MacroActions:
         bag = torch.tensor(self.lengths * self.repeats, device=mask.device).expand(len(mask), -1)
         ends = _shuffle(bag, self.seed, step, process).cumsum(1)
         return _cut_after(ends, mask)
@@ -48,7 +50,9 @@ class Listed(TerminationRule):
         _check_lengths(self.lengths)
 
     def segment(self, mask: Tensor, **context: Any) -> MacroActions:
-        ends = torch.tensor(self.lengths + self.lengths[-1:] * mask.shape[1], device=mask.device).cumsum(0)
+        ends = torch.tensor(
+            self.lengths + self.lengths[-1:] * mask.shape[1], device=mask.device
+        ).cumsum(0)
         return _cut_after(ends.expand(len(mask), -1), mask)
 
 
@@ -76,7 +80,9 @@ class Shuffled(TerminationRule):
     def metrics(self) -> dict[str, float]:
         return self.rule.metrics()
 
-    def segment(self, mask: Tensor, *, step: int = 0, process: int = 0, **context: Any) -> MacroActions:
+    def segment(
+        self, mask: Tensor, *, step: int = 0, process: int = 0, **context: Any
+    ) -> MacroActions:
         macro = check_segmentation(self.rule(mask, step=step, process=process, **context), mask)
         ends = _shuffle(macro.lengths, self.seed, step, process).cumsum(1)
         return _cut_after(ends, mask)
@@ -91,7 +97,8 @@ def _check_lengths(lengths: tuple[int, ...]) -> None:
 
 def _shuffle(lengths: Tensor, seed: int, step: int, process: int) -> Tensor:
     """[B,K]: each row of lengths [B,K] in its own order, by sorting a random key per entry; zeros last."""
-    name = f"{seed} {step} {process}" if process else f"{seed} {step}"  # the first process draws what one alone does
+    # the first process draws what one alone does
+    name = f"{seed} {step} {process}" if process else f"{seed} {step}"
     generator = torch.Generator().manual_seed(random.Random(name).getrandbits(63))
     keys = torch.rand(lengths.shape, generator=generator).to(lengths.device)
     return lengths.gather(1, keys.masked_fill(lengths == 0, 2.0).argsort(dim=1, stable=True))

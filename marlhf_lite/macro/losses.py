@@ -50,7 +50,9 @@ def policy_loss(
     """
     check_choice("ratio", ratio, RATIOS)
     valid = macro.token_mask
-    log_ratio = clean("logprobs", logprobs, valid) - clean("old_logprobs", old_logprobs, valid).detach()
+    log_ratio = (
+        clean("logprobs", logprobs, valid) - clean("old_logprobs", old_logprobs, valid).detach()
+    )
     advantages = clean("advantages", advantages, macro.mask).detach()
     if ratio == "token":
         advantages = macro._spread(advantages)
@@ -67,7 +69,11 @@ def policy_loss(
     share = count.clamp(min=1.0)
     # Padding has log-ratio 0 and adds nothing. expm1 keeps the digits that exp − 1 loses near 0.
     approx_kl = (log_ratio.expm1() - log_ratio).detach().sum() / share
-    return loss, {"clip_fraction": (clipped > unclipped).sum() / share, "approx_kl": approx_kl, "count": count}
+    return loss, {
+        "clip_fraction": (clipped > unclipped).sum() / share,
+        "approx_kl": approx_kl,
+        "count": count,
+    }
 
 
 def value_loss(
@@ -100,12 +106,19 @@ def value_loss(
     """
     check_choice("target", target, TARGETS)
     valid = macro.token_mask
-    values, old_values = clean("values", values, valid), clean("old_values", old_values, valid).detach()
+    values, old_values = (
+        clean("values", values, valid),
+        clean("old_values", old_values, valid).detach(),
+    )
     returns = clean("returns", returns, macro.mask).detach()
     if target == "token":
         returns = macro._spread(returns)
     else:
-        values, old_values, valid = macro.pool(values, sigma), macro.pool(old_values, sigma), macro.mask
+        values, old_values, valid = (
+            macro.pool(values, sigma),
+            macro.pool(old_values, sigma),
+            macro.mask,
+        )
     # Padding has value, old value and return 0, so its terms and their gradients are 0.
     unclipped = clipped = (values - returns).square()
     change = values - old_values
@@ -114,7 +127,10 @@ def value_loss(
         kept = torch.where(change.abs() <= clip, values, old_values + change.clamp(-clip, clip))
         clipped = (kept - returns).square()
     loss, count = average(0.5 * torch.maximum(unclipped, clipped), valid, normalizer, mean)
-    return loss, {"clip_fraction": (clipped > unclipped).sum() / count.clamp(min=1.0), "count": count}
+    return loss, {
+        "clip_fraction": (clipped > unclipped).sum() / count.clamp(min=1.0),
+        "count": count,
+    }
 
 
 def average(
@@ -136,4 +152,5 @@ def average(
     if normalizer is None:
         normalizer = count if mean == "token" else valid.any(1).sum().float()
     normalizer = torch.as_tensor(normalizer, device=terms.device)
-    return terms.sum() / torch.where(normalizer > 0, normalizer, 1.0), count  # 0 if no process has a term
+    # 0 if no process has a term
+    return terms.sum() / torch.where(normalizer > 0, normalizer, 1.0), count

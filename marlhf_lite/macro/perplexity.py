@@ -36,7 +36,9 @@ class Perplexity(TerminationRule):
     def __post_init__(self) -> None:
         check_choice("rule", self.rule, tuple(_RISES))
 
-    def segment(self, mask: Tensor, *, ref_logprobs: Tensor | None = None, **context: Any) -> MacroActions:
+    def segment(
+        self, mask: Tensor, *, ref_logprobs: Tensor | None = None, **context: Any
+    ) -> MacroActions:
         if ref_logprobs is None:
             raise InputError(
                 "ref_logprobs: termination by perplexity needs each token's log-probability under the reference model: "

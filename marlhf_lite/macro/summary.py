@@ -40,7 +40,9 @@ def boundary_f1(a: MacroActions, b: MacroActions) -> float:
     Raises InputError if the two do not cover the same tokens.
     """
     if not torch.equal(a.token_mask, b.token_mask):
-        raise InputError("b: it covers other tokens than a: give two segmentations of the same responses")
+        raise InputError(
+            "b: it covers other tokens than a: give two segmentations of the same responses"
+        )
     # ids fall to -1 where padding or a hole begins
     inner = [(m.ids.diff(dim=1) == 1) & m.token_mask[:, :-1] for m in (a, b)]
     both, total = int((inner[0] & inner[1]).sum()), int(inner[0].sum() + inner[1].sum())

@@ -74,7 +74,9 @@ def _turn_scores(scores: Tensor, macro: MacroActions) -> Tensor:
     return macro.sum(turns.broadcast(scores[:, : turns.width]) * turns.weights("unit"))
 
 
-def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, estimator: str = "k1") -> Tensor:
+def kl_per_token(
+    logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, estimator: str = "k1"
+) -> Tensor:
     """An estimate of KL(π || π_ref) for each token: with d = log π − log π_ref, k1 is d, k3 is exp(−d) − 1 + d.
 
     k1 is unbiased for samples at temperature 1 without top-k, and can be negative; k3 is at least 0. Both are
@@ -93,7 +95,9 @@ def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, estimator
     return gap if estimator == "k1" else torch.expm1(-gap) + gap
 
 
-def kl_rewards(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, beta: float, estimator: str = "k1") -> Tensor:
+def kl_rewards(
+    logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, beta: float, estimator: str = "k1"
+) -> Tensor:
     """r_t = −β·(log π_old(a_t) − log π_ref(a_t)), the KL penalty of each token under the sampling policy (§2).
 
     ``beta`` is the KL coefficient β; estimator "k1" is the paper's. Shapes are those of `kl_per_token`.

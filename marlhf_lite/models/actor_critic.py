@@ -26,18 +26,27 @@ class PolicyModel(nn.Module):
     def __init__(self, model: PeftModel | PreTrainedModel):
         super().__init__()
         self.model = model
-        self._no_split_modules = unwrap_peft(model)._no_split_modules  # FSDP2 shards each layer, and the rest
+        # FSDP2 shards each layer, and the rest
+        self._no_split_modules = unwrap_peft(model)._no_split_modules
 
-    def forward(self, tokens: Tensor, attention_mask: Tensor, length: int, temperature: float = 1.0):
+    def forward(
+        self, tokens: Tensor, attention_mask: Tensor, length: int, temperature: float = 1.0
+    ):
         """`(logprobs [B, T], entropy [B, T])` of the last `length` = T tokens of `tokens` [B, L], float32, in nats.
 
         Gradients flow only through the log-probabilities; the entropy is a metric.
         """
         causal_lm, targets = unwrap_peft(self.model), tokens[:, -length:]
-        tokens, attention_mask = tokens[:, :-1], attention_mask[:, :-1]  # nothing is chosen after the last
+        # nothing is chosen after the last
+        tokens, attention_mask = tokens[:, :-1], attention_mask[:, :-1]
         if not has_plain_head(causal_lm):
-            inputs = {"attention_mask": attention_mask, "position_ids": position_ids(attention_mask)}
-            logits = self.model(input_ids=tokens, **inputs, use_cache=False, logits_to_keep=length).logits
+            inputs = {
+                "attention_mask": attention_mask,
+                "position_ids": position_ids(attention_mask),
+            }
+            logits = self.model(
+                input_ids=tokens, **inputs, use_cache=False, logits_to_keep=length
+            ).logits
             return from_logits(logits[:, -length:], targets, temperature)
         hidden = last_states(causal_lm.base_model, length, tokens, attention_mask)
         softcap = getattr(causal_lm.config.get_text_config(), "final_logit_softcapping", None)
@@ -62,7 +71,9 @@ class ScalarHeadModel(nn.Module):
         before action t. With `length` = T only the last T tokens and the one before have scores; the rest is 0."""
         classifier, width = unwrap_peft(self.model), tokens.shape[1]
         kept = width if length is None else min(length + 1, width)
-        hidden = last_states(getattr(classifier, classifier.base_model_prefix), kept, tokens, attention_mask)
+        hidden = last_states(
+            getattr(classifier, classifier.base_model_prefix), kept, tokens, attention_mask
+        )
         return nn.functional.pad(score_states(classifier, hidden), (width - kept, 0))
 
 
@@ -72,15 +83,23 @@ class ActorCritic(nn.Module):
     def __init__(self, policy: PolicyModel, critic: ScalarHeadModel):
         super().__init__()
         self.policy, self.critic = policy, critic
-        self._no_split_modules = [*policy._no_split_modules, PolicyModel.__name__, ScalarHeadModel.__name__]
+        self._no_split_modules = [
+            *policy._no_split_modules,
+            PolicyModel.__name__,
+            ScalarHeadModel.__name__,
+        ]
 
-    def forward(self, tokens: Tensor, attention_mask: Tensor, length: int, temperature: float = 1.0):
+    def forward(
+        self, tokens: Tensor, attention_mask: Tensor, length: int, temperature: float = 1.0
+    ):
         """`(logprobs, entropy, values)`, each [B, T]: see `PolicyModel`.
 
         The critic's score at a token is the value of the state in which the next one is chosen.
         """
         before = tokens[:, :-1], attention_mask[:, :-1], length - 1
-        return *self.policy(tokens, attention_mask, length, temperature), self.critic(*before)[:, -length:]
+        return *self.policy(tokens, attention_mask, length, temperature), self.critic(*before)[
+            :, -length:
+        ]
 
 
 @dataclass(frozen=True)
@@ -91,7 +110,8 @@ class PPOModels:
     reference: PolicyModel
     reward: ScalarHeadModel | None  # None if the reward is a function
     critic: ScalarHeadModel
-    gradient_checkpointing: bool | Literal["auto"] = False  # of policy and critic; "auto": the trainer decides
+    # of policy and critic; "auto": the trainer decides
+    gradient_checkpointing: bool | Literal["auto"] = False
 
 
 def without_dropout(model: nn.Module) -> None:
@@ -100,18 +120,24 @@ def without_dropout(model: nn.Module) -> None:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         # Some families call the function with a rate in an attribute: dropout, attn_pdrop, layerdrop.
-        for name in [name for name, x in vars(module).items() if "drop" in name and isinstance(x, float)]:
+        for name in [
+            name for name, x in vars(module).items() if "drop" in name and isinstance(x, float)
+        ]:
             setattr(module, name, 0.0)
 
 
 def checkpoint_activations(model: PeftModel | PreTrainedModel) -> None:
     """Recompute activations in the backward pass; the non-reentrant way works with a frozen base and under DDP."""
-    unwrap_peft(model).gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    unwrap_peft(model).gradient_checkpointing_enable(
+        gradient_checkpointing_kwargs={"use_reentrant": False}
+    )
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
     """List the parameters for an optimizer. Raises `RuntimeError` if there are none."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
-        raise RuntimeError(f"{type(model).__name__} has no trainable parameters: its adapter is frozen")
+        raise RuntimeError(
+            f"{type(model).__name__} has no trainable parameters: its adapter is frozen"
+        )
     return parameters

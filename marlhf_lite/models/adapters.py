@@ -29,12 +29,20 @@ def resolve_adapter_dir(option: str, folder: str) -> Path:
     """
     command, kind, inside = ADAPTERS[option]
     if not folder:
-        raise InputError(f"--{option}: not given: make one with `marlhf {command}` and give its folder")
+        raise InputError(
+            f"--{option}: not given: make one with `marlhf {command}` and give its folder"
+        )
     root = Path(folder).expanduser()
-    is_hub_name = folder.count("/") == 1 and not folder.startswith((".", "/", "~")) and not root.exists()
+    is_hub_name = (
+        folder.count("/") == 1 and not folder.startswith((".", "/", "~")) and not root.exists()
+    )
     if is_hub_name and option == "rm":
         with hub_errors(f"--rm {folder}"):
-            root = Path(huggingface_hub.snapshot_download(folder, allow_patterns=["*.json", "*.safetensors", "*.bin"]))
+            root = Path(
+                huggingface_hub.snapshot_download(
+                    folder, allow_patterns=["*.json", "*.safetensors", "*.bin"]
+                )
+            )
     for pattern in ("", *inside):
         places = [root] if not pattern else sorted(root.glob(pattern))
         places = [place for place in places if _config_of(place)]
@@ -57,9 +65,12 @@ def hub_errors(source: str) -> Iterator[None]:
     """Raise `InputError` if the hub does not give, in this block, what the option `source` names."""
     try:
         yield
-    except (OSError, ValueError, httpx.HTTPError) as error:  # ValueError: a name that the hub forbids
+    # ValueError: a name that the hub forbids
+    except (OSError, ValueError, httpx.HTTPError) as error:
         what = f"no such folder, and the hub does not give it ({one_line(error)})"
-        raise InputError(f"{source}: {what}: check the name and the network, or give a local folder") from None
+        raise InputError(
+            f"{source}: {what}: check the name and the network, or give a local folder"
+        ) from None
 
 
 def is_sharded_folder(folder: str | Path) -> bool:
@@ -69,7 +80,9 @@ def is_sharded_folder(folder: str | Path) -> bool:
 
 def form_of_weights(folder: Path) -> str:
     """Return what a folder holds: an adapter, a whole model, or shards of one."""
-    return "shards" if is_sharded_folder(folder) else "model" if is_full_model(folder) else "adapter"
+    return (
+        "shards" if is_sharded_folder(folder) else "model" if is_full_model(folder) else "adapter"
+    )
 
 
 def is_full_model(folder: str | Path) -> bool:
@@ -85,18 +98,27 @@ def _config_of(place: Path) -> Path | None:
 
 
 def _check_adapter(source: str, place: Path, kind: str, command: str) -> None:
-    again, path, is_full = f"make it again with `marlhf {command}`", _config_of(place), is_full_model(place)
+    again, path, is_full = (
+        f"make it again with `marlhf {command}`",
+        _config_of(place),
+        is_full_model(place),
+    )
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        made_for = (config.get("architectures") or [None])[0] if is_full else config.get("task_type")
+        made_for = (
+            (config.get("architectures") or [None])[0] if is_full else config.get("task_type")
+        )
     except (OSError, ValueError, AttributeError):
         raise InputError(f"{source}: its {path.name} is damaged: {again}") from None
     found = made_for
-    if is_full and made_for:  # the names of score models all end alike, those of causal LMs do not (GPT-2)
+    # the names of score models all end alike, those of causal LMs do not (GPT-2)
+    if is_full and made_for:
         found = "SEQ_CLS" if made_for.endswith("ForSequenceClassification") else "CAUSAL_LM"
     if found not in (None, kind):
         what = "a model" if is_full else "an adapter"
-        raise InputError(f"{source}: {what} of another kind ({made_for}): give a folder that `marlhf {command}` wrote")
+        raise InputError(
+            f"{source}: {what} of another kind ({made_for}): give a folder that `marlhf {command}` wrote"
+        )
     if is_sharded_folder(place):
         return
     weights = "model*" if is_full else "adapter_model.*"
@@ -107,5 +129,9 @@ def _check_adapter(source: str, place: Path, kind: str, command: str) -> None:
 def other_base(folder: Path, model: str) -> str:
     """Return the base that an adapter was trained on if its last word differs from that of `model`, else ""."""
     path = folder / "adapter_config.json"
-    base = json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path") if path.is_file() else None
+    base = (
+        json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path")
+        if path.is_file()
+        else None
+    )
     return base if base and Path(base).name.lower() != Path(model).name.lower() else ""

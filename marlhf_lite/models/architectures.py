@@ -11,4 +11,6 @@ ARCHITECTURES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(enc
 def known_config(name: str) -> PretrainedConfig | None:
     """Return the config of one of the paper's models by its name on the hub, in bfloat16 as saved; None for others."""
     sizes = ARCHITECTURES.get(name)
-    return AutoConfig.for_model(**sizes, tie_word_embeddings=True, dtype="bfloat16") if sizes else None
+    return (
+        AutoConfig.for_model(**sizes, tie_word_embeddings=True, dtype="bfloat16") if sizes else None
+    )

@@ -26,7 +26,11 @@ def check_length(base: PreTrainedModel, model: str, prompt: int, response: int) 
     limit = position_limit(base)
     if limit and prompt + response > limit:
         room = limit - response
-        fix = f"--max_prompt_length {room}" if room > 0 else f"a --max_response_length far below {limit}"
+        fix = (
+            f"--max_prompt_length {room}"
+            if room > 0
+            else f"a --max_response_length far below {limit}"
+        )
         what = f"{limit} positions"
         if shared_rope_limit(base):
             what = f"a RoPE that changes beyond {limit} tokens, for all texts of a batch"
@@ -41,17 +45,23 @@ def check_vocabulary(base: PreTrainedModel, model: str, tokenizer, ids: Iterable
     if last >= count:
         token = tokenizer.convert_ids_to_tokens(last)
         fix = "call its resize_token_embeddings(len(tokenizer)), and save it"
-        raise InputError(f"--model {model}: it has {count} embeddings, and none for the token {token} ({last}): {fix}")
+        raise InputError(
+            f"--model {model}: it has {count} embeddings, and none for the token {token} ({last}): {fix}"
+        )
 
 
 @check
 def check_base(options, inputs, base: PreTrainedModel) -> None:
     """Raise `InputError` if the base cannot train with these options."""
     if options.stages:
-        check_trainable(base, options, inputs.sft, needs_head=bool({"rm", "ppo"} & set(options.stages)))
+        check_trainable(
+            base, options, inputs.sft, needs_head=bool({"rm", "ppo"} & set(options.stages))
+        )
 
 
-def check_trainable(base: PreTrainedModel, options: ModelConfig, sft: Path | None, needs_head: bool) -> None:
+def check_trainable(
+    base: PreTrainedModel, options: ModelConfig, sft: Path | None, needs_head: bool
+) -> None:
     """Raise `InputError` unless the base takes an adapter, padding before prompts, and a scalar head if needed.
 
     The adapter is a new one, or that of the folder `sft`. The empty base of full fine-tuning is not tried.
@@ -72,7 +82,9 @@ def check_trainable(base: PreTrainedModel, options: ModelConfig, sft: Path | Non
             roles["scores"] = ScalarHeadModel(with_head(share(base), 0))
         gaps = {name: _padding_gap(role, base) for name, role in roles.items()}
     except (TypeError, ValueError, AttributeError, RuntimeError, LookupError) as error:
-        raise InputError(f"--model {options.model}: {family} models cannot train here: {one_line(error)}") from None
+        raise InputError(
+            f"--model {options.model}: {family} models cannot train here: {one_line(error)}"
+        ) from None
     for name, gap in gaps.items():
         if gap != gap:
             fix = "give weights without NaN, or another --dtype"
@@ -86,7 +98,10 @@ def check_trainable(base: PreTrainedModel, options: ModelConfig, sft: Path | Non
 def _padding_gap(role: PolicyModel | ScalarHeadModel, base: PreTrainedModel) -> float:
     """The mean difference between a role's outputs for eight tokens alone and for the same tokens after padding."""
     text = torch.arange(10, 18) % base.config.get_text_config().vocab_size
-    alone, padded = text[None].to(base.device), torch.cat([text.new_ones(PADS), text])[None].to(base.device)
+    alone, padded = (
+        text[None].to(base.device),
+        torch.cat([text.new_ones(PADS), text])[None].to(base.device),
+    )
     mask = torch.ones_like(padded)
     mask[:, :PADS] = 0
     if isinstance(role, PolicyModel):
@@ -100,7 +115,13 @@ def _padding_gap(role: PolicyModel | ScalarHeadModel, base: PreTrainedModel) -> 
 def ways(base: PreTrainedModel, options: ModelConfig) -> dict[str, str]:
     """Return how adapters and the last layer of this base are computed under these options, for the run's record."""
     dtype = str(base.dtype).removeprefix("torch.")
-    adapters = "by peft" if options.load_in_4bit else "merged" if base.dtype == torch.float32 else f"added in {dtype}"
+    adapters = (
+        "by peft"
+        if options.load_in_4bit
+        else "merged"
+        if base.dtype == torch.float32
+        else f"added in {dtype}"
+    )
     plain = has_plain_last_layer(base.base_model)
     return {
         "adapters": adapters if options.finetune == "lora" else "none",

@@ -18,7 +18,13 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        r = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        r = (
+            torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+            .square_()
+            .div_(x.shape[-1])
+            .add_(eps)
+            .rsqrt_()
+        )
         ctx.save_for_backward(x, weight, r)
         return (x * r).mul_(weight)
 
@@ -31,7 +37,11 @@ class _RMSNorm(torch.autograd.Function):
         grad_weight = rows.T @ r.flatten() if ctx.needs_input_grad[1] else None
         # r depends on x, too: ∂r/∂x = -r³ x / D.
         through_r = (rows @ weight).view_as(r) * r.square() / -x.shape[-1]
-        return torch.mul(grad, weight, out=product).addcmul_(x, through_r).mul_(r), grad_weight, None
+        return (
+            torch.mul(grad, weight, out=product).addcmul_(x, through_r).mul_(r),
+            grad_weight,
+            None,
+        )
 
 
 class _Rotation(torch.autograd.Function):
@@ -73,11 +83,15 @@ def use_closed_gradients(model: PreTrainedModel) -> None:
     def normalise(self, x: Tensor) -> Tensor:
         if not x.dtype == self.weight.dtype == torch.float32:
             return plain(self, x)
-        weight, eps = (1 + self.weight, self.eps) if is_gemma else (self.weight, self.variance_epsilon)
+        weight, eps = (
+            (1 + self.weight, self.eps) if is_gemma else (self.weight, self.variance_epsilon)
+        )
         return _RMSNorm.apply(x, weight, eps)
 
     @functools.wraps(modeling.apply_rotary_pos_emb)
-    def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+    def rotate(
+        q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
+    ) -> tuple[Tensor, Tensor]:
         cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
         return _Rotation.apply(q, cos, sin), _Rotation.apply(k, cos, sin)
 

@@ -36,8 +36,11 @@ def last_states(backbone: nn.Module, kept: int, tokens: Tensor, attention_mask: 
         return backbone(input_ids=tokens, **inputs, use_cache=False).last_hidden_state[:, -kept:]
     aligned = tokens.gather(1, (columns[:used] + starts[:, None]).clamp(max=width - 1))
     with _last_layer_at(backbone.layers[-1], used - first) if first else nullcontext():
-        cache = None if backbone.gradient_checkpointing else _Before()  # layers that run twice take none
-        states = backbone(input_ids=aligned, past_key_values=cache, use_cache=False).last_hidden_state
+        # layers that run twice take none
+        cache = None if backbone.gradient_checkpointing else _Before()
+        states = backbone(
+            input_ids=aligned, past_key_values=cache, use_cache=False
+        ).last_hidden_state
     if not latest and used == width:  # no row has moved
         return states
     read = (columns[-kept:] - starts[:, None] - first).clamp(max=states.shape[1] - 1)
@@ -51,7 +54,9 @@ def _most(*numbers: Tensor) -> list[int]:
 
 def has_plain_last_layer(backbone: nn.Module) -> bool:
     """Return whether the last layer can run at few positions."""
-    known = backbone.config.model_type in PLAIN_LAYERS and type(backbone).__module__.startswith("transformers.models.")
+    known = backbone.config.model_type in PLAIN_LAYERS and type(backbone).__module__.startswith(
+        "transformers.models."
+    )
     if not known or backbone.config._attn_implementation not in ("sdpa", "eager"):
         return False
     return "forward" not in vars(backbone.layers[-1])
@@ -81,19 +86,28 @@ def _last_layer_at(layer: nn.Module, kept: int) -> Iterator[None]:
     """
     plain, recomputes = layer.forward, layer.gradient_checkpointing
 
-    def forward(hidden: Tensor, position_embeddings=None, attention_mask=None, position_ids=None, **more) -> Tensor:
+    def forward(
+        hidden: Tensor, position_embeddings=None, attention_mask=None, position_ids=None, **more
+    ) -> Tensor:
         (rows, length), attention = hidden.shape[:2], layer.self_attn
         skip, (cos, sin) = length - kept, position_embeddings
         read = layer.input_layernorm(hidden[:, :skip])
         shape = (rows, skip, -1, attention.head_dim)
-        keys, values = (part(read).view(shape).transpose(1, 2) for part in (attention.k_proj, attention.v_proj))
+        keys, values = (
+            part(read).view(shape).transpose(1, 2) for part in (attention.k_proj, attention.v_proj)
+        )
         if attention_mask is None:  # the kernel's own causal mask begins at the first key
-            attention_mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=read.device).tril()
+            attention_mask = torch.ones(
+                1, 1, length, length, dtype=torch.bool, device=read.device
+            ).tril()
         attention_mask = attention_mask[:, :, skip:]
         first, second = keys.chunk(2, -1)
         keys = keys * cos[:, None, :skip] + torch.cat([-second, first], -1) * sin[:, None, :skip]
         more["past_key_values"] = _Before(keys, values)
-        at = {"position_embeddings": (cos[:, skip:], sin[:, skip:]), "position_ids": position_ids[:, skip:]}
+        at = {
+            "position_embeddings": (cos[:, skip:], sin[:, skip:]),
+            "position_ids": position_ids[:, skip:],
+        }
         return plain(hidden[:, skip:], attention_mask=attention_mask, **at, **more)
 
     layer.forward, layer.gradient_checkpointing = forward, False

@@ -48,8 +48,10 @@ from marlhf_lite.utils.seals import check_seal
 from marlhf_lite.utils.shipped import shipped
 
 EMBEDDED_MODEL = "tiny-gemma"
-NO_CODE = {"trust_remote_code": False}  # without it transformers asks on standard input, where `yes |` says y
-SHARDS = {"": "weights.policy.model.", TRAINER_SHARDS: "model."}  # place in a checkpoint -> how names begin
+# without it transformers asks on standard input, where `yes |` says y
+NO_CODE = {"trust_remote_code": False}
+# place in a checkpoint -> how names begin
+SHARDS = {"": "weights.policy.model.", TRAINER_SHARDS: "model."}
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -66,7 +68,9 @@ def model_path(name: str) -> str:
         return str(folder)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         known = ", ".join(EMBEDDED_MODELS)
-        raise InputError(f"--model {name}: no such folder: give {known}, a folder, or a hub name (owner/name)")
+        raise InputError(
+            f"--model {name}: no such folder: give {known}, a folder, or a hub name (owner/name)"
+        )
     with hub_errors(f"--model {name}"):  # asked once, for transformers would try for a minute
         if not isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
             huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(name, "config.json"))
@@ -76,7 +80,11 @@ def model_path(name: str) -> str:
 def model_folder(name: str) -> Path:
     """Return the folder with the files of a model; a model on the hub has a snapshot named by its commit."""
     path = model_path(name)
-    return Path(path) if Path(path).is_dir() else Path(huggingface_hub.hf_hub_download(path, "config.json")).parent
+    return (
+        Path(path)
+        if Path(path).is_dir()
+        else Path(huggingface_hub.hf_hub_download(path, "config.json")).parent
+    )
 
 
 def _check_folder(folder: Path) -> None:
@@ -85,8 +93,11 @@ def _check_folder(folder: Path) -> None:
         if (folder / "adapter_config.json").is_file():
             hint = "it holds an adapter: give it as --sft or --rm, and its base as --model"
         raise InputError(f"--model {folder}: no config.json: {hint}")
-    if not any((folder / name).is_file() for name in TOKENIZERS):  # transformers would make up an empty one
-        raise InputError(f"--model {folder}: no tokenizer ({TOKENIZERS[0]}): save the tokenizer there too")
+    # transformers would make up an empty one
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        raise InputError(
+            f"--model {folder}: no tokenizer ({TOKENIZERS[0]}): save the tokenizer there too"
+        )
 
 
 def load_tokenizer(name: str):
@@ -96,7 +107,9 @@ def load_tokenizer(name: str):
     """
     tokenizer = _load(transformers.AutoTokenizer, name)
     if tokenizer.eos_token_id is None:
-        raise InputError(f"--model {name}: its tokenizer has no EOS token: set eos_token in tokenizer_config.json")
+        raise InputError(
+            f"--model {name}: its tokenizer has no EOS token: set eos_token in tokenizer_config.json"
+        )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.split_special_tokens = True  # set after loading: a saved copy keeps its own setting
@@ -121,13 +134,18 @@ def use_fused_kernels(model: PreTrainedModel) -> PreTrainedModel:
     Raises `InputError` if there is no GPU, no liger-kernel, or no kernel for the family.
     """
     if not torch.cuda.is_available() or importlib.util.find_spec("liger_kernel") is None:
-        raise InputError("--fused_kernels: needs a GPU and the package liger-kernel: pip install -e '.[gpu]'")
+        raise InputError(
+            "--fused_kernels: needs a GPU and the package liger-kernel: pip install -e '.[gpu]'"
+        )
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
     from transformers.integrations.liger import apply_liger_kernel
 
     if (family := model.config.model_type) not in MODEL_TYPE_TO_APPLY_LIGER_FN:
-        raise InputError(f"--fused_kernels: liger-kernel has none for {family} models: leave it out")
-    apply_liger_kernel(model, {"cross_entropy": False, "fused_linear_cross_entropy": False})  # losses are ours
+        raise InputError(
+            f"--fused_kernels: liger-kernel has none for {family} models: leave it out"
+        )
+    # losses are ours
+    apply_liger_kernel(model, {"cross_entropy": False, "fused_linear_cross_entropy": False})
     model.has_fused_kernels = True
     return model
 
@@ -140,10 +158,16 @@ def _load_base(options: ModelConfig) -> PreTrainedModel:
         config = _load(transformers.AutoConfig, options.model)
         settings["dtype"] = config.dtype or torch.float32 if dtype == "auto" else dtype
         with torch.device("meta"):
-            return transformers.AutoModelForCausalLM.from_config(config, **NO_CODE, **settings).requires_grad_(False)
+            return transformers.AutoModelForCausalLM.from_config(
+                config, **NO_CODE, **settings
+            ).requires_grad_(False)
     if options.load_in_4bit:
         settings |= {"quantization_config": _four_bits(), "device_map": {"": PartialState().device}}
-        return _load(transformers.AutoModelForCausalLM, options.model, **settings).requires_grad_(False).eval()
+        return (
+            _load(transformers.AutoModelForCausalLM, options.model, **settings)
+            .requires_grad_(False)
+            .eval()
+        )
     base = _load(transformers.AutoModelForCausalLM, options.model, **settings)
     return base.requires_grad_(False).eval().to(PartialState().device)
 
@@ -170,7 +194,10 @@ def _load(kind, name: str, path: str = "", **kwargs):
     except (OSError, ValueError, ImportError, EOFError, UnpicklingError, SafetensorError) as error:
         reason, fix = one_line(error), "check the name, or give a local folder"
         if "trust_remote_code" in str(error):
-            reason, fix = "it needs code from its own files, which never runs", "choose one that transformers knows"
+            reason, fix = (
+                "it needs code from its own files, which never runs",
+                "choose one that transformers knows",
+            )
         raise InputError(f"--model {name}: cannot be loaded ({reason}): {fix}") from None
     finally:
         if quiet:
@@ -188,7 +215,9 @@ def without_own_sampling(model: nn.Module) -> nn.Module:
     if hasattr(config, "output_router_logits"):
         config.output_router_logits = False
     if config := getattr(model, "generation_config", None):
-        ids = {name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        ids = {
+            name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+        }
         model.generation_config = transformers.GenerationConfig(**ids)
     return model
 
@@ -215,10 +244,14 @@ def new_policy(base: PreTrainedModel, options: ModelConfig) -> peft.PeftModel:
     """Return the start of SFT: the base with a new adapter, or for full fine-tuning all its weights, to train."""
     if options.finetune == "full":
         return _load_full_model(base, options.model, trainable=True)
-    return use_merged_forward(peft.get_peft_model(share(base), lora_config(options, peft.TaskType.CAUSAL_LM)))
+    return use_merged_forward(
+        peft.get_peft_model(share(base), lora_config(options, peft.TaskType.CAUSAL_LM))
+    )
 
 
-def load_policy(base: PreTrainedModel, adapter: str | Path, trainable: bool = True) -> peft.PeftModel:
+def load_policy(
+    base: PreTrainedModel, adapter: str | Path, trainable: bool = True
+) -> peft.PeftModel:
     """Load the policy (trainable) or the reference (frozen): the base with a saved adapter, or a full saved model."""
     if is_full_model(adapter):
         return _load_full_model(base, adapter, trainable)
@@ -226,50 +259,82 @@ def load_policy(base: PreTrainedModel, adapter: str | Path, trainable: bool = Tr
 
 
 def new_reward_model(
-    base: PreTrainedModel, sft: str | Path, seed: int = 0, head: Literal["normal", "zero"] = "normal"
+    base: PreTrainedModel,
+    sft: str | Path,
+    seed: int = 0,
+    head: Literal["normal", "zero"] = "normal",
 ) -> peft.PeftModel:
     """Return a trainable score model that starts from the SFT adapter or model, with a new head (Appendix B.2).
 
     The head's weights are normal with deviation 0.1 / sqrt(width), or with `head="zero"` zero, and so are all scores.
     """
     if is_full_model(sft):
-        return with_head(_load_full_model(base, sft, trainable=True), seed, head).requires_grad_(True).train()
+        return (
+            with_head(_load_full_model(base, sft, trainable=True), seed, head)
+            .requires_grad_(True)
+            .train()
+        )
     config = _adapter_config(sft, base)
     classifier = with_head(share(base), seed, head)
     names = [name for name, _ in classifier.named_modules()]
     # Modules that SFT trained as a whole train on; a head over the vocabulary does not exist in a classifier.
-    whole = [name for name in config.modules_to_save or () if any(place.endswith(name) for place in names)]
-    config.task_type, config.modules_to_save, config.inference_mode = peft.TaskType.SEQ_CLS, [*whole, "score"], False
+    whole = [
+        name
+        for name in config.modules_to_save or ()
+        if any(place.endswith(name) for place in names)
+    ]
+    config.task_type, config.modules_to_save, config.inference_mode = (
+        peft.TaskType.SEQ_CLS,
+        [*whole, "score"],
+        False,
+    )
     try:
         model = use_merged_forward(peft.get_peft_model(classifier, config))
     except ValueError:  # of peft
         fix = "a reward model and a critic need an adapter on layers below it"
         raise InputError(f"{sft}: its adapter is on the head alone: {fix}") from None
-    _load_weights(model, sft, {k: v for k, v in peft.get_peft_model_state_dict(model).items() if ".score." in k})
+    _load_weights(
+        model,
+        sft,
+        {k: v for k, v in peft.get_peft_model_state_dict(model).items() if ".score." in k},
+    )
     return model.train()
 
 
-def load_score_model(base: PreTrainedModel, adapter: str | Path, trainable: bool = False) -> peft.PeftModel:
+def load_score_model(
+    base: PreTrainedModel, adapter: str | Path, trainable: bool = False
+) -> peft.PeftModel:
     """Load the reward model (frozen) or the critic (trainable): a saved adapter or full model, with its head."""
     if is_full_model(adapter):
         ensure_classifier(base)
-        return _load_full_model(base, adapter, trainable, kind=transformers.AutoModelForSequenceClassification)
+        return _load_full_model(
+            base, adapter, trainable, kind=transformers.AutoModelForSequenceClassification
+        )
     return _load_adapter(with_head(share(base), 0), adapter, trainable)
 
 
 def _load_full_model(
-    base: PreTrainedModel, folder: str | Path, trainable: bool, kind=transformers.AutoModelForCausalLM
+    base: PreTrainedModel,
+    folder: str | Path,
+    trainable: bool,
+    kind=transformers.AutoModelForCausalLM,
 ) -> PreTrainedModel:
     """Load all weights of a model, in the base's dtype and attention; shards of several processes are joined."""
     settings = {"dtype": base.dtype, "attn_implementation": base.config._attn_implementation}
     check_seal(Path(folder))
     if is_sharded_folder(folder):
-        config, weights = transformers.AutoConfig.from_pretrained(folder, **NO_CODE), _join_shards(Path(folder))
+        config, weights = (
+            transformers.AutoConfig.from_pretrained(folder, **NO_CODE),
+            _join_shards(Path(folder)),
+        )
         with torch.device("meta"):
             family = type(kind.from_config(config, **NO_CODE))
-        model = without_own_sampling(family.from_pretrained(None, config=config, state_dict=weights, **settings))
+        model = without_own_sampling(
+            family.from_pretrained(None, config=config, state_dict=weights, **settings)
+        )
     else:
-        place = str(folder) if is_full_model(folder) else ""  # a stage's folder may lack a tokenizer
+        # a stage's folder may lack a tokenizer
+        place = str(folder) if is_full_model(folder) else ""
         model = _load(kind, str(folder), place, **settings)
     _check_finite(folder, model.parameters())
     model = use_fused_kernels(model) if hasattr(base, "has_fused_kernels") else model
@@ -284,7 +349,11 @@ def _join_shards(folder: Path) -> dict[str, torch.Tensor]:
     name, prefix = next(item for item in SHARDS.items() if (folder / item[0] / METADATA).is_file())
     try:
         tensors = read_metadata(folder / name).state_dict_metadata
-        whole = {n: torch.empty(x.size, dtype=x.properties.dtype) for n, x in tensors.items() if n.startswith(prefix)}
+        whole = {
+            n: torch.empty(x.size, dtype=x.properties.dtype)
+            for n, x in tensors.items()
+            if n.startswith(prefix)
+        }
         read_shards(whole, folder / name, no_dist=True)
     except InputError as error:
         raise InputError(f"{folder / name}: {error}") from None
@@ -302,11 +371,15 @@ def _adapter_config(folder: str | Path, base: PreTrainedModel) -> peft.PeftConfi
     """Return the settings of a saved adapter. Raises `InputError` for an adapter that this base cannot take."""
     check_seal(Path(folder))
     if base.device.type == "meta":
-        raise InputError(f"{folder}: an adapter, and --finetune full takes whole models: make it again, or use lora")
+        raise InputError(
+            f"{folder}: an adapter, and --finetune full takes whole models: make it again, or use lora"
+        )
     config = peft.PeftConfig.from_pretrained(str(folder))
     if config.is_prompt_learning or getattr(config, "bias", "none") != "none":
         what = f"its adapter ({config.peft_type.value}) is a prompt, or changes biases of the base, which models share"
-        raise InputError(f'{folder}: {what}: give an adapter on layers, such as LoRA with bias="none"')
+        raise InputError(
+            f'{folder}: {what}: give an adapter on layers, such as LoRA with bias="none"'
+        )
     return config
 
 
@@ -318,7 +391,9 @@ def _load_adapter(model: PreTrainedModel, folder: str | Path, trainable: bool) -
     return use_merged_forward(loaded).train(trainable)
 
 
-def _load_weights(model: peft.PeftModel, folder: str | Path, more: dict[str, torch.Tensor] | None = None) -> None:
+def _load_weights(
+    model: peft.PeftModel, folder: str | Path, more: dict[str, torch.Tensor] | None = None
+) -> None:
     """Load the weights of a saved adapter, and `more`; the base, which models share, stays unchanged.
 
     An adapter of the embedding is saved with the base's embedding, which is compared, not loaded. Raises `InputError`
@@ -333,12 +408,17 @@ def _load_weights(model: peft.PeftModel, folder: str | Path, more: dict[str, tor
         if lost := [name for name in missing if ".default" in name and name in places]:
             reason = f"{lost[0]} is missing"
         # The copies may be rounded to another number format.
-        if not all(torch.allclose(places[name].to(x.dtype), x, rtol=0.01, atol=1e-6) for name, x in copies.items()):
+        if not all(
+            torch.allclose(places[name].to(x.dtype), x, rtol=0.01, atol=1e-6)
+            for name, x in copies.items()
+        ):
             reason = "it was trained over other embeddings"
     except (RuntimeError, KeyError, EOFError, UnpicklingError, SafetensorError) as error:
         reason = one_line(error)
     if reason:
-        raise InputError(f"{folder}: does not fit --model ({reason}): give the model it was trained on")
+        raise InputError(
+            f"{folder}: does not fit --model ({reason}): give the model it was trained on"
+        )
 
 
 def build_models(
@@ -369,7 +449,9 @@ def build_models(
     return PPOModels(
         policy=PolicyModel(policy),
         reference=PolicyModel(load_policy(base, sft, trainable=False)),
-        reward=ScalarHeadModel(load_score_model(base, rm)) if rm is not None and with_reward else None,
+        reward=ScalarHeadModel(load_score_model(base, rm))
+        if rm is not None and with_reward
+        else None,
         critic=ScalarHeadModel(critic),
         gradient_checkpointing=gradient_checkpointing,
     )

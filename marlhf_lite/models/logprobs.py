@@ -9,11 +9,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-MAX_LOGITS = 2**23  # elements: 32 MiB in float32. What fits goes through at once, without a second projection
+# elements: 32 MiB in float32. What fits goes through at once, without a second projection
+MAX_LOGITS = 2**23
 _TILE = {"cpu": 2**20}  # there a tile passes through several tensors, best in the cache;
 _DEVICE_TILE = 2**25  # on a GPU one kernel folds it, and the projection wants it large
 # Families of transformers whose logits are softcap(W h + b). Others scale them in ways that configs do not tell.
-PLAIN_HEADS = frozenset("gemma gemma2 gemma3_text gpt2 llama mistral mixtral olmo2 phi3 qwen2 qwen3".split())
+PLAIN_HEADS = frozenset(
+    "gemma gemma2 gemma3_text gpt2 llama mistral mixtral olmo2 phi3 qwen2 qwen3".split()
+)
 
 
 def has_plain_head(model: PreTrainedModel) -> bool:
@@ -22,13 +25,17 @@ def has_plain_head(model: PreTrainedModel) -> bool:
     Not so where the head has an adapter, a hook or a quantised or sharded weight, or where the model's class is not
     transformers' own.
     """
-    known = model.config.model_type in PLAIN_HEADS and type(model).__module__.startswith("transformers.models.")
+    known = model.config.model_type in PLAIN_HEADS and type(model).__module__.startswith(
+        "transformers.models."
+    )
     return known and is_plain_linear(model.get_output_embeddings())
 
 
 def is_plain_linear(head: nn.Module | None) -> bool:
     """Return whether a head is a linear layer whose weight can be read instead of calling it."""
-    return type(head) is nn.Linear and not (head._forward_hooks or head._forward_pre_hooks or "forward" in vars(head))
+    return type(head) is nn.Linear and not (
+        head._forward_hooks or head._forward_pre_hooks or "forward" in vars(head)
+    )
 
 
 def from_logits(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -39,7 +46,11 @@ def from_logits(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Te
 
 
 def from_hidden(
-    hidden: Tensor, head: nn.Linear, targets: Tensor, temperature: float = 1.0, softcap: float | None = None
+    hidden: Tensor,
+    head: nn.Linear,
+    targets: Tensor,
+    temperature: float = 1.0,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The same from last hidden states [.., H] and a head; gradients reach `hidden` and the head's parameters.
 
@@ -50,7 +61,8 @@ def from_hidden(
         logits = head(hidden)
         logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
         return from_logits(logits, targets, temperature)
-    from trl.kernels.chunked_logprob import TOKEN_CHUNK_SIZE, ChunkedLogProbFunction  # PPO needs no more of trl
+    # PPO needs no more of trl
+    from trl.kernels.chunked_logprob import TOKEN_CHUNK_SIZE, ChunkedLogProbFunction
 
     rows = min(targets.numel(), TOKEN_CHUNK_SIZE)
     logprobs, entropy, *_ = ChunkedLogProbFunction.apply(

@@ -16,7 +16,9 @@ class _MergedLinear(torch.autograd.Function):
     """y = x (W + s B A)ᵀ + b with a frozen W and b. Keeps x for the backward pass, and no copy of any weight."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, A: Tensor, B: Tensor, scale: float) -> Tensor:
+    def forward(
+        ctx, x: Tensor, weight: Tensor, bias: Tensor | None, A: Tensor, B: Tensor, scale: float
+    ) -> Tensor:
         ctx.save_for_backward(x, weight, A, B)
         ctx.scale = scale
         return nn.functional.linear(x, torch.addmm(weight, B, A, alpha=scale), bias)
@@ -44,7 +46,9 @@ class _AddedLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, A: Tensor, B: Tensor, scale: float) -> Tensor:
+    def forward(
+        ctx, x: Tensor, weight: Tensor, bias: Tensor | None, A: Tensor, B: Tensor, scale: float
+    ) -> Tensor:
         low_A, low_B = A.to(x.dtype), B.to(x.dtype)
         y = nn.functional.linear(x, weight, bias)
         inner = x.flatten(0, -2) @ low_A.T
@@ -94,7 +98,11 @@ class MergedLoraLinear(lora.Linear):
         names = self.active_adapters
         if self.disable_adapters or self.merged or len(names) != 1 or names[0] not in self.lora_A:
             return None
-        A, dropout, weight = self.lora_A[names[0]], self.lora_dropout[names[0]], self.base_layer.weight
+        A, dropout, weight = (
+            self.lora_A[names[0]],
+            self.lora_dropout[names[0]],
+            self.base_layer.weight,
+        )
         plain = type(self.base_layer) is nn.Linear and type(A) is nn.Linear
         plain = plain and names[0] not in self.lora_variant
         exact = x.dtype == weight.dtype and A.weight.dtype == torch.float32

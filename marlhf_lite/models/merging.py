@@ -74,7 +74,11 @@ def round_to(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def _adapted(model: PeftModel) -> list[BaseTunerLayer]:
-    return [layer for layer in model.modules() if isinstance(layer, BaseTunerLayer) and hasattr(layer, "merge")]
+    return [
+        layer
+        for layer in model.modules()
+        if isinstance(layer, BaseTunerLayer) and hasattr(layer, "merge")
+    ]
 
 
 def _merge(layer: BaseTunerLayer) -> None:

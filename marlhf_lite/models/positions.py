@@ -19,7 +19,14 @@ def shared_rope_limit(base: PreTrainedModel) -> int | None:
     """
     config = base.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
-    kinds = [kind for kind in (rope, *rope.values()) if isinstance(kind, dict)]  # of all layers, or by kind of layer
-    limits = [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
-    limits += [config.max_position_embeddings for kind in kinds if "dynamic" in kind.get("rope_type", "")]
+    # of all layers, or by kind of layer
+    kinds = [kind for kind in (rope, *rope.values()) if isinstance(kind, dict)]
+    limits = [
+        kind["original_max_position_embeddings"]
+        for kind in kinds
+        if kind.get("rope_type") == "longrope"
+    ]
+    limits += [
+        config.max_position_embeddings for kind in kinds if "dynamic" in kind.get("rope_type", "")
+    ]
     return min(limits, default=None)

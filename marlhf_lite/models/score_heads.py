@@ -23,23 +23,31 @@ class ScoreHead(nn.Linear):
 class _LastScore:
     """Scores at the last token, also over a backbone that keeps no keys and values (Mamba)."""
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **inputs):
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **inputs
+    ):
         backbone = getattr(self, self.base_model_prefix)
         hidden = backbone(input_ids, attention_mask=attention_mask, **inputs).last_hidden_state
         last = -1 if attention_mask is None else attention_mask.cumsum(-1).argmax(-1)
         return SequenceClassifierOutput(logits=self.score(hidden)[torch.arange(len(hidden)), last])
 
 
-def with_head(causal_lm: PreTrainedModel, seed: int, head: Literal["normal", "zero"] = "normal") -> PreTrainedModel:
+def with_head(
+    causal_lm: PreTrainedModel, seed: int, head: Literal["normal", "zero"] = "normal"
+) -> PreTrainedModel:
     """Put the backbone of a causal LM under a score head of one output, as a sequence classifier of its family."""
     config = copy.deepcopy(causal_lm.config)
     config.num_labels = 1
     config.get_text_config().pad_token_id = config.get_text_config().pad_token_id or 0
     ensure_classifier(causal_lm)
     with torch.device("meta"):  # only the shell: the weights are the base's
-        model = transformers.AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
+        model = transformers.AutoModelForSequenceClassification.from_config(
+            config, trust_remote_code=False
+        )
     if not hasattr(model, "score"):
-        raise InputError(f"{type(model).__name__}: it has no linear layer `score`: give another base model")
+        raise InputError(
+            f"{type(model).__name__}: it has no linear layer `score`: give another base model"
+        )
     setattr(model, model.base_model_prefix, getattr(causal_lm, causal_lm.base_model_prefix))
     width = causal_lm.get_output_embeddings().weight.shape[1]  # hidden_size, except in OPT-350m
     deviation = 0.1 / width**0.5 if head == "normal" else 0.0

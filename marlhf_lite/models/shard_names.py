@@ -1,4 +1,5 @@
 """Names of files and folders with the shards of several processes, without an import of torch."""
 
 METADATA = ".metadata"  # beside the shards of several processes
-TRAINER_SHARDS = "pytorch_model_fsdp_0"  # the weights in a checkpoint of SFT or reward model, as Trainer names them
+# the weights in a checkpoint of SFT or reward model, as Trainer names them
+TRAINER_SHARDS = "pytorch_model_fsdp_0"

@@ -71,5 +71,14 @@ def read_metadata(folder: Path) -> Metadata:
     try:
         with open(folder / METADATA, "rb") as file:
             return _Unpickler(file).load()
-    except (OSError, pickle.UnpicklingError, EOFError, ValueError, AttributeError, ImportError, IndexError, TypeError):
+    except (
+        OSError,
+        pickle.UnpicklingError,
+        EOFError,
+        ValueError,
+        AttributeError,
+        ImportError,
+        IndexError,
+        TypeError,
+    ):
         raise InputError(f"it is damaged ({METADATA})") from None

@@ -12,4 +12,8 @@ def tied_layers(model: nn.Module) -> list[LoraLayer]:
     """Return the LoRA layers whose weight another module also uses, as embedding and head do."""
     users = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
-    return [layer for layer in layers if any(users[id(p)] > 1 for p in layer.get_base_layer().parameters())]
+    return [
+        layer
+        for layer in layers
+        if any(users[id(p)] > 1 for p in layer.get_base_layer().parameters())
+    ]

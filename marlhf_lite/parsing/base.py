@@ -19,7 +19,8 @@ class Leaf(str):
     start: int
     end: int
 
-    def __new__(cls, word: str, start: int = 0, end: int = 0) -> "Leaf":  # a copy is made without a span, then gets it
+    # a copy is made without a span, then gets it
+    def __new__(cls, word: str, start: int = 0, end: int = 0) -> "Leaf":
         leaf = super().__new__(cls, word)
         leaf.start, leaf.end = start, end
         return leaf
@@ -46,7 +47,9 @@ class Parser(Protocol):
 # Trees. Syntax trees of broken programs can be deeper than Python's stack, so only `place_leaves` recurses.
 
 
-def place_leaves(tree: nltk.Tree, spans: Sequence[tuple[int, int]], words: Sequence[str]) -> nltk.Tree:
+def place_leaves(
+    tree: nltk.Tree, spans: Sequence[tuple[int, int]], words: Sequence[str]
+) -> nltk.Tree:
     """Copy `tree` with these words and spans as its leaves, one each, left to right."""
     remaining = iter(zip(words, spans, strict=True))
 
@@ -83,7 +86,9 @@ def cut(tree: nltk.Tree, bounds: Sequence[int], most: int) -> Iterator[tuple[int
     """
     counts: dict[int, int] = {}  # leaves below every node, by the node's id
     for node in reversed([node for node in nodes(tree) if isinstance(node, nltk.Tree)]):
-        counts[id(node)] = sum(counts[id(child)] if isinstance(child, nltk.Tree) else 1 for child in node)
+        counts[id(node)] = sum(
+            counts[id(child)] if isinstance(child, nltk.Tree) else 1 for child in node
+        )
     stack, leaf = [tree], 0
     while stack:
         node = stack.pop()
@@ -109,8 +114,11 @@ _DOUBLE = "\u203c\u203d\u2047-\u2049"
 _UNSPACED = "\u037e\u0589\u061d-\u061f\u06d4\u0700-\u0702\u07f9\u0837\u0839\u083d\u083e\u0964\u0965\u0f0d\u0f0e"
 _UNSPACED += "\u104a\u104b\u1362\u1367\u1368\u166e\u1735\u1736\u17d4\u17d5\u1803\u1809\u1944\u1945\u1aa8-\u1aab"
 _UNSPACED += "\u1b5a\u1b5b\u1b5e\u1b5f\u1b7d\u1b7e\u1c3b\u1c3c\u1c7e\u1c7f\u3002\ua4ff\ua60e\ua60f\ua6f3\ua6f7"
-_UNSPACED += "\ua876\ua877\ua8ce\ua8cf\ua92f\ua9c8\ua9c9\uaa5d-\uaa5f\uaaf0\uaaf1\uabeb\uff01\uff1f\uff61"
-_EAST = "\u3041-\u30ff\u3400-\u9fff"  # kana and Chinese characters: many write .!? between them without a space
+_UNSPACED += (
+    "\ua876\ua877\ua8ce\ua8cf\ua92f\ua9c8\ua9c9\uaa5d-\uaa5f\uaaf0\uaaf1\uabeb\uff01\uff1f\uff61"
+)
+# kana and Chinese characters: many write .!? between them without a space
+_EAST = "\u3041-\u30ff\u3400-\u9fff"
 _CLOSING = "[\"'”’“«»‹›)\\]}*_」』）】》〉]*"
 _END = re.compile(
     rf"(?P<stop>[.!?…{_DOUBLE}]+){_CLOSING}(?=\s)|(?P<line>[\n\r])|"

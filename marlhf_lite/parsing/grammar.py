@@ -29,7 +29,10 @@ class GrammarParser:
         self._pattern = lru_cache(8192)(self._parse_pattern)
 
     def __call__(self, text: str) -> list[ParsedSentence]:
-        return [ParsedSentence(start, end, self._parse(text[start:end])) for start, end in split_sentences(text)]
+        return [
+            ParsedSentence(start, end, self._parse(text[start:end]))
+            for start, end in split_sentences(text)
+        ]
 
     def _parse(self, sentence: str) -> nltk.Tree | None:
         matches = list(_WORD.finditer(sentence))
@@ -37,7 +40,9 @@ class GrammarParser:
         if not words or None in words:
             return None
         tree = self._pattern(" ".join(words))
-        return tree and place_leaves(tree, [match.span() for match in matches], [match[0] for match in matches])
+        return tree and place_leaves(
+            tree, [match.span() for match in matches], [match[0] for match in matches]
+        )
 
     def _class_of(self, word: str) -> str | None:
         """Return the same word for all words that the grammar treats alike; None for a word that it cannot read."""
@@ -48,7 +53,9 @@ class GrammarParser:
         return LEXICON["name"][0] if word[:1].isupper() else None
 
     def _parse_pattern(self, pattern: str) -> nltk.Tree | None:
-        return min(islice(self._chart.parse(pattern.split(" ")), _READINGS), key=_preference, default=None)
+        return min(
+            islice(self._chart.parse(pattern.split(" ")), _READINGS), key=_preference, default=None
+        )
 
 
 def _preference(tree: nltk.Tree) -> tuple[int, int, str]:
@@ -72,7 +79,9 @@ def _classes() -> dict[str, str]:
 @cache
 def _frames() -> frozenset[str]:
     """Return the corpus's own verb phrases, with the words that fill slots left open."""
-    return frozenset(_shape(fill(t, tuple(LEXICON[s][0] for s in slots(t)))) for t in FACTS.values())
+    return frozenset(
+        _shape(fill(t, tuple(LEXICON[s][0] for s in slots(t)))) for t in FACTS.values()
+    )
 
 
 def _shape(tree: nltk.Tree) -> str:

@@ -31,10 +31,15 @@ class TokenText:
             if joined.endswith(UNFINISHED) and i + 1 < len(ids) and i - done < PATIENCE:
                 continue
             before = self._decode(tuple(ids[kept:done]))
-            added = joined[len(before) :] if joined.startswith(before) else self._decode(tuple(ids[done : i + 1]))
+            added = (
+                joined[len(before) :]
+                if joined.startswith(before)
+                else self._decode(tuple(ids[done : i + 1]))
+            )
             spans += [(len(text), len(text) + len(added))] * (i + 1 - done)
             text += added
-            if added or i + 1 - kept > PATIENCE:  # a token without text is no context: keep the one before it
+            # a token without text is no context: keep the one before it
+            if added or i + 1 - kept > PATIENCE:
                 kept = done
             done = i + 1
         return text, spans
@@ -42,7 +47,9 @@ class TokenText:
     def _decode_now(self, ids: tuple[int, ...]) -> str:
         if not ids:
             return ""
-        return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return self.tokenizer.decode(
+            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
 
 
 class ResponseTokens:

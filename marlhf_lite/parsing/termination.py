@@ -16,7 +16,8 @@ from marlhf_lite.parsing.base import ParsedSentence, Parser, cut, leaves, split_
 from marlhf_lite.parsing.spans import ResponseTokens, TokenText
 from marlhf_lite.utils.errors import InputError
 
-FALLBACK_LIMIT = 0.5  # above this share of sentences without a tree, parsing is token-level PPO in disguise
+# above this share of sentences without a tree, parsing is token-level PPO in disguise
+FALLBACK_LIMIT = 0.5
 
 
 class _TextRule(TerminationRule):
@@ -29,7 +30,9 @@ class _TextRule(TerminationRule):
         self, mask: Tensor, token_ids: Tensor | None = None, tokenizer: Any = None, **context: Any
     ) -> list[ResponseTokens]:
         if token_ids is None or tokenizer is None:
-            raise InputError(f"{type(self).__name__} reads the text: pass token_ids [B,T] and the tokenizer")
+            raise InputError(
+                f"{type(self).__name__} reads the text: pass token_ids [B,T] and the tokenizer"
+            )
         if self._reader is None or self._reader.tokenizer is not tokenizer:
             self._reader = TokenText(tokenizer)
         rows = zip(token_ids.tolist(), mask.sum(1).tolist(), strict=True)
@@ -86,7 +89,10 @@ class Parsing(_TextRule):
         trees = [sentence.tree for sentences in parts for sentence in sentences]
         self._counts = Counter(sentences=len(trees), without_tree=trees.count(None))
         # Without any text every token stands alone, as in token-level PPO.
-        rows = [r.starts(self._pieces(r, s)) if s else [True] * r.count for r, s in zip(responses, parts, strict=True)]
+        rows = [
+            r.starts(self._pieces(r, s)) if s else [True] * r.count
+            for r, s in zip(responses, parts, strict=True)
+        ]
         return _segmentation(rows, mask)
 
     def parse(self, texts: Sequence[str]) -> dict[str, list[ParsedSentence]]:
@@ -110,7 +116,9 @@ class Parsing(_TextRule):
                 "--termination link_phrases:Phrases of the examples"
             )
 
-    def _pieces(self, response: ResponseTokens, sentences: list[ParsedSentence]) -> Iterator[tuple[int, str]]:
+    def _pieces(
+        self, response: ResponseTokens, sentences: list[ParsedSentence]
+    ) -> Iterator[tuple[int, str]]:
         """Yield the runs of tokens that the trees cut, as `ResponseTokens.starts` takes them."""
         most, done = self.cutoff if self.inclusive else self.cutoff - 1, 0
         for sentence in sentences:
@@ -118,7 +126,9 @@ class Parsing(_TextRule):
             if sentence.tree is None:
                 yield end, "single"
             else:
-                inner = [response.before(sentence.start + leaf.end) for leaf in leaves(sentence.tree)]
+                inner = [
+                    response.before(sentence.start + leaf.end) for leaf in leaves(sentence.tree)
+                ]
                 bounds = [done, *(max(done, bound) for bound in inner[:-1]), end]
                 for stop, single_leaf in cut(sentence.tree, bounds, most):
                     if done < stop:

@@ -15,7 +15,17 @@ from marlhf_lite.evaluation.distributions import baseline, shifts
 from marlhf_lite.evaluation.scores import score_matrix, to_frame
 from marlhf_lite.evaluation.statistics import bootstrap_mean, finite
 from marlhf_lite.plotting.styles import LABELS, method_styles
-from marlhf_lite.plotting.training import STYLE, Runs, caption, dress, grid, legend, panels, signed, subplots
+from marlhf_lite.plotting.training import (
+    STYLE,
+    Runs,
+    caption,
+    dress,
+    grid,
+    legend,
+    panels,
+    signed,
+    subplots,
+)
 from marlhf_lite.utils.errors import InputError
 
 
@@ -28,24 +38,43 @@ def best_of_n_map(cells: Sequence[Mapping], score: str = "rm_score") -> np.ndarr
     """
     cells = [cell for cell in cells if cell["temperature"] != 0]
     if not cells or not all(score in cell for cell in cells):
-        raise InputError(f"cells: none with {score}: give those of best_of_n at temperatures above 0")
+        raise InputError(
+            f"cells: none with {score}: give those of best_of_n at temperatures above 0"
+        )
     table = pd.DataFrame([{**cell, "mean": cell[score]["mean"]} for cell in cells])
     methods, sizes = table["method"].unique(), table["n"].nunique()
     height = len(methods) * (0.06 * sizes + 0.09) + 0.08
     axes = subplots((len(methods), 1), height, sharex=True)[:, 0]
-    scale = {"vmin": table["mean"].min(), "vmax": table["mean"].max(), "cmap": "cividis", "cbar": False}
+    scale = {
+        "vmin": table["mean"].min(),
+        "vmax": table["mean"].max(),
+        "cmap": "cividis",
+        "cbar": False,
+    }
     for ax, method in zip(axes, methods, strict=True):
-        means = table[table["method"] == method].pivot(index="n", columns="temperature", values="mean")
-        means = means.reindex(index=sorted(table["n"].unique()), columns=sorted(table["temperature"].unique()))
+        means = table[table["method"] == method].pivot(
+            index="n", columns="temperature", values="mean"
+        )
+        means = means.reindex(
+            index=sorted(table["n"].unique()), columns=sorted(table["temperature"].unique())
+        )
         texts = means.map(signed)
-        seaborn.heatmap(means, annot=texts, fmt="", annot_kws={"size": "medium"}, linewidths=0.5, ax=ax, **scale)
+        seaborn.heatmap(
+            means, annot=texts, fmt="", annot_kws={"size": "medium"}, linewidths=0.5, ax=ax, **scale
+        )
         ax.invert_yaxis()
         ax.grid(False)
         ax.tick_params(axis="y", rotation=0)
         ax.set(xlabel="sampling temperature" if ax is axes[-1] else "", ylabel="N")
         ax.set_title(method, fontsize="medium", loc="left", parse_math=False)
-    axes[0].figure.colorbar(axes[0].collections[0], ax=axes.tolist(), label=LABELS.get(score, score), aspect=30)
-    kept = "" if score == "rm_score" else " The kept response is the one with the best reward model score."
+    axes[0].figure.colorbar(
+        axes[0].collections[0], ax=axes.tolist(), label=LABELS.get(score, score), aspect=30
+    )
+    kept = (
+        ""
+        if score == "rm_score"
+        else " The kept response is the one with the best reward model score."
+    )
     counts = f"{cells[0]['prompts']} prompts, from {cells[0]['samples']} samples each"
     caption(axes[0].figure, f"Best of N, mean over {counts}.{kept}")
     return axes
@@ -56,13 +85,26 @@ def temperature_sweep(responses: pd.DataFrame | Sequence[Mapping], score: str = 
     """Draw the mean score over sampling temperature, with intervals over prompts; 0 is greedy (paper: Figure 21)."""
     frame = to_frame(responses)
     groups = frame.groupby(["method", "temperature"], sort=False)
-    means = pd.concat({key: score_matrix(rows, score).mean(axis=1) for key, rows in groups}, names=groups.keys)
-    table, styles = means.rename("score").reset_index(), method_styles(frame["method"].unique(), marker=True)
+    means = pd.concat(
+        {key: score_matrix(rows, score).mean(axis=1) for key, rows in groups}, names=groups.keys
+    )
+    table, styles = (
+        means.rename("score").reset_index(),
+        method_styles(frame["method"].unique(), marker=True),
+    )
     ax = subplots((1, 1), 0.68)[0, 0]
-    band = {"errorbar": lambda x: bootstrap_mean(x, 2000)[1:3], "err_kws": {"alpha": 0.15, "linewidth": 0}}
+    band = {
+        "errorbar": lambda x: bootstrap_mean(x, 2000)[1:3],
+        "err_kws": {"alpha": 0.15, "linewidth": 0},
+    }
     for name, style in styles.items():  # one call per method, since seaborn has its own dashes
-        rows, look = table[table["method"] == name], {"markersize": 5, "markeredgewidth": 0, **style}
-        seaborn.lineplot(rows, x="temperature", y="score", label=name, linewidth=1.4, ax=ax, **look, **band)
+        rows, look = (
+            table[table["method"] == name],
+            {"markersize": 5, "markeredgewidth": 0, **style},
+        )
+        seaborn.lineplot(
+            rows, x="temperature", y="score", label=name, linewidth=1.4, ax=ax, **look, **band
+        )
     dress(ax, "sampling temperature", score)
     legend(ax)
     caption(ax.figure, "Bands: 95 % bootstrap intervals over prompts.")
@@ -87,7 +129,9 @@ def shift_histogram(scores: pd.DataFrame) -> np.ndarray:
         title = f"{method}: {(moved[method] > 0).mean():.0%} better"
         ax.set_title(title, fontsize="medium", loc="left", parse_math=False)
         dress(ax, "", "")
-    axes[0].figure.supxlabel(f"reward model score minus that of {baseline(scores)}, same prompt", fontsize="medium")
+    axes[0].figure.supxlabel(
+        f"reward model score minus that of {baseline(scores)}, same prompt", fontsize="medium"
+    )
     axes[0].figure.supylabel("share of responses", fontsize="medium")
     caption(axes[0].figure, "Solid line: no change. Dashed: mean shift.")
     return axes
@@ -111,7 +155,10 @@ def score_quantiles(
     dress(ax, label, "share of responses up to x")
     legend(ax)
     marked = " Vertical lines: thresholds." if len(thresholds) else ""
-    caption(ax.figure, f"Further right and lower is better; the left end is the low-quality tail.{marked}")
+    caption(
+        ax.figure,
+        f"Further right and lower is better; the left end is the low-quality tail.{marked}",
+    )
     return ax
 
 
@@ -122,5 +169,8 @@ def over_optimisation(runs: Runs, smooth: int = 5) -> Axes:
     Not in the paper. Rows have `update`, `score_mean` and `gold_mean`; `smooth` and errors as in `reward_curves`.
     """
     ax = panels(runs, [("score_mean", "gold_mean")], (1, 1), 0.68, smooth)[0, 0]
-    caption(ax.figure, "A run is a path through its updates to a large dot. Right but down: over-optimisation.")
+    caption(
+        ax.figure,
+        "A run is a path through its updates to a large dot. Right but down: over-optimisation.",
+    )
     return ax

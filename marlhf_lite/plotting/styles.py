@@ -22,13 +22,23 @@ class Style(NamedTuple):
 
 _FILE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 _LINES = {"solid": "-"} | {name: (0, tuple(points)) for name, points in _FILE["dashes"].items()}
-METHODS = {name: Style(colour, _LINES[line], marker) for name, (colour, line, marker) in _FILE["methods"].items()}
+METHODS = {
+    name: Style(colour, _LINES[line], marker)
+    for name, (colour, line, marker) in _FILE["methods"].items()
+}
 _VARIANTS = [(_LINES[line], marker) for line, marker in _FILE["variants"]]
 SAME, OUTCOMES, PROGRAMS, LABELS, MATPLOTLIB = (
     _FILE[name] for name in ("same", "outcomes", "programs", "labels", "matplotlib")
 )
 SERIES, SPANS, PALE_SPANS = (tuple(_FILE[name]) for name in ("series", "spans", "pale_spans"))
-TABLE = {*SERIES, *OUTCOMES.values(), *PROGRAMS.values(), *SPANS, *PALE_SPANS, *(s.colour for s in METHODS.values())}
+TABLE = {
+    *SERIES,
+    *OUTCOMES.values(),
+    *PROGRAMS.values(),
+    *SPANS,
+    *PALE_SPANS,
+    *(s.colour for s in METHODS.values()),
+}
 
 
 def method_styles(names: Collection[str], marker: bool = False) -> dict[str, dict]:
@@ -45,7 +55,9 @@ def method_styles(names: Collection[str], marker: bool = False) -> dict[str, dic
         variants = [style[1:], *(look for look in _VARIANTS if look[0] != style.line)]
         variant = seen.count(style.colour) % len(variants)
         line, shape = variants[variant]
-        looks[name] = {"color": style.colour, "linestyle": line} | ({"marker": shape} if marker else {})
+        looks[name] = {"color": style.colour, "linestyle": line} | (
+            {"marker": shape} if marker else {}
+        )
         seen.append(style.colour)
     return looks
 
@@ -53,6 +65,8 @@ def method_styles(names: Collection[str], marker: bool = False) -> dict[str, dic
 def _entry(name: str) -> str | None:
     """Return the method of the table that `name` contains, or None."""
     for key in (*SAME, *METHODS):
-        if re.search(rf"(?<![\w-]){re.escape(key)}" + (r"s?(?!\w)" if key[-1].isalnum() else ""), name):
+        if re.search(
+            rf"(?<![\w-]){re.escape(key)}" + (r"s?(?!\w)" if key[-1].isalnum() else ""), name
+        ):
             return SAME.get(key, key)
     return None

@@ -33,7 +33,9 @@ STYLE |= {"figure.figsize": (WIDTH, 0.68 * WIDTH)}
 
 
 @plt.rc_context(STYLE)
-def reward_curves(runs: Runs, metric: str = "score_mean", smooth: int = 5, ax: Axes | None = None) -> Axes:
+def reward_curves(
+    runs: Runs, metric: str = "score_mean", smooth: int = 5, ax: Axes | None = None
+) -> Axes:
     """Draw a metric over updates (paper: Figures 2, 5, 6, 9, 13, 15, 19).
 
     One run: every update, faint, and the mean of the last `smooth`. Several: the means of each run, thin; the mean of
@@ -71,7 +73,9 @@ def l2_norms(runs: Runs, smooth: int = 5) -> np.ndarray:
 # Tables for seaborn
 
 
-def curve_tables(runs: Runs, metrics: Sequence[str], smooth: int) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+def curve_tables(
+    runs: Runs, metrics: Sequence[str], smooth: int
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Return three tables with the columns method, update, seed and the metrics; errors as in `reward_curves`.
 
     First the updates at which every metric has a value; then the means over the last `smooth` of them; then those means
@@ -79,35 +83,55 @@ def curve_tables(runs: Runs, metrics: Sequence[str], smooth: int) -> tuple[pd.Da
     """
     for name, group in runs.items():
         if not len(group) or isinstance(group[0], Mapping):
-            raise InputError(f"{name}: give a list of runs, each a list of rows; for a single run [rows]")
-    parts = [_run_table(name, rows, list(metrics)).assign(seed=i) for name in runs for i, rows in enumerate(runs[name])]
+            raise InputError(
+                f"{name}: give a list of runs, each a list of rows; for a single run [rows]"
+            )
+    parts = [
+        _run_table(name, rows, list(metrics)).assign(seed=i)
+        for name in runs
+        for i, rows in enumerate(runs[name])
+    ]
     raw = pd.concat(parts, ignore_index=True)
     each = raw.groupby(["method", "seed"])[list(metrics)]
-    smoothed = raw.assign(**each.transform(lambda values: values.rolling(smooth, min_periods=1).mean()))
+    smoothed = raw.assign(
+        **each.transform(lambda values: values.rolling(smooth, min_periods=1).mean())
+    )
     seeds = raw.groupby(["method", "update"])["seed"].transform("size")
     shared = smoothed[seeds == raw["method"].map(lambda name: len(runs[name]))]
     if alone := set(runs) - set(shared["method"]):
-        raise InputError(f"{min(alone)}: its runs have no update in common: give runs logged at the same updates")
+        raise InputError(
+            f"{min(alone)}: its runs have no update in common: give runs logged at the same updates"
+        )
     return raw, smoothed, shared
 
 
 def _run_table(name: str, rows: Sequence[Mapping], metrics: list[str]) -> pd.DataFrame:
     table, columns = pd.DataFrame(list(rows), dtype=object), ["update", *metrics]
     if gone := [column for column in columns if column not in table]:
-        raise InputError(f"{name}: no {gone[0]!r} in its rows: name one of {', '.join(table) or 'none'}")
-    table = table[columns].astype(float).drop_duplicates("update", keep="last").sort_values("update")
+        raise InputError(
+            f"{name}: no {gone[0]!r} in its rows: name one of {', '.join(table) or 'none'}"
+        )
+    table = (
+        table[columns].astype(float).drop_duplicates("update", keep="last").sort_values("update")
+    )
     table = table[np.isfinite(table).all(axis=1)]
     if not len(table):
-        raise InputError(f"{name}: no update has a value of {' and '.join(metrics)}: give rows that have")
+        raise InputError(
+            f"{name}: no update has a value of {' and '.join(metrics)}: give rows that have"
+        )
     return table.assign(method=name)
 
 
 # Drawing
 
 
-def panels(runs: Runs, pairs: list[tuple[str, str]], shape: tuple[int, int], height: float, smooth: int) -> np.ndarray:
+def panels(
+    runs: Runs, pairs: list[tuple[str, str]], shape: tuple[int, int], height: float, smooth: int
+) -> np.ndarray:
     """Make a figure with a panel for each pair of x and y, and return its Axes; faulty data leave no empty figure."""
-    curves = [curve_tables(runs, [name for name in pair if name != "update"], smooth) for pair in pairs]
+    curves = [
+        curve_tables(runs, [name for name in pair if name != "update"], smooth) for pair in pairs
+    ]
     axes = subplots(shape, height)
     for ax, tables, pair in zip(axes.flat, curves, pairs, strict=True):
         _draw(ax, tables, *pair)
@@ -117,20 +141,33 @@ def panels(runs: Runs, pairs: list[tuple[str, str]], shape: tuple[int, int], hei
     return axes
 
 
-def _draw(ax: Axes, tables: tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame], x: str, y: str) -> None:
+def _draw(
+    ax: Axes, tables: tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame], x: str, y: str
+) -> None:
     """Draw each method's runs and their mean: over updates with a band, else as a path that ends with a dot."""
     raw, smoothed, shared = tables
     styles = method_styles(raw["method"].unique())
-    line = {"x": x, "y": y, "hue": "method", "palette": {name: style["color"] for name, style in styles.items()}}
-    dashes = {name: "" if style["linestyle"] == "-" else style["linestyle"][1] for name, style in styles.items()}
+    line = {
+        "x": x,
+        "y": y,
+        "hue": "method",
+        "palette": {name: style["color"] for name, style in styles.items()},
+    }
+    dashes = {
+        name: "" if style["linestyle"] == "-" else style["linestyle"][1]
+        for name, style in styles.items()
+    }
     bold = {"style": "method", "dashes": dashes, "linewidth": 1.4, "ax": ax}
-    share = min(1.0, 16 / raw.groupby(["method", "seed"]).ngroups)  # many runs: fainter, so that the means stay clear
+    # many runs: fainter, so that the means stay clear
+    share = min(1.0, 16 / raw.groupby(["method", "seed"]).ngroups)
     thin = {"alpha": max(0.2, 0.4 * share), "linewidth": max(0.4, 0.6 * share)}
     faint = {"units": "seed", "estimator": None, "sort": False, "ax": ax} | thin
     alone = raw.groupby("method")["seed"].transform("max") == 0
     if x == "update":
         seaborn.lineplot(smoothed.where(~alone, raw), **line, **faint, legend=False)
-        seaborn.lineplot(shared, **line, **bold, errorbar="sd", err_kws={"alpha": 0.15, "linewidth": 0})
+        seaborn.lineplot(
+            shared, **line, **bold, errorbar="sd", err_kws={"alpha": 0.15, "linewidth": 0}
+        )
     else:
         dots = {"linewidth": 0, "legend": False, "ax": ax}
         if alone.any():
@@ -146,16 +183,24 @@ def _draw(ax: Axes, tables: tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame], x: 
 
 def _reading(runs: Runs, smooth: int) -> str:
     counts = {len(group) for group in runs.values()}
-    parts = [f"Faint: single updates; bold: mean of the last {smooth}."] if 1 in counts and smooth > 1 else []
+    parts = (
+        [f"Faint: single updates; bold: mean of the last {smooth}."]
+        if 1 in counts and smooth > 1
+        else []
+    )
     if seeds := " or ".join(map(str, sorted(counts - {1}))):
-        parts.append(f"Thin: {seeds} seeds, means of {smooth} updates; bold: their mean; band: ±1 std.")
+        parts.append(
+            f"Thin: {seeds} seeds, means of {smooth} updates; bold: their mean; band: ±1 std."
+        )
     return " ".join(parts)
 
 
 def subplots(shape: tuple[int, int], height: float, **options) -> np.ndarray:
     """Make a figure of STYLE's width and return its Axes [rows, columns]; `height` is a multiple of the width."""
     width = plt.rcParams["figure.figsize"][0]
-    return plt.subplots(*shape, figsize=(width, height * width), layout="constrained", squeeze=False, **options)[1]
+    return plt.subplots(
+        *shape, figsize=(width, height * width), layout="constrained", squeeze=False, **options
+    )[1]
 
 
 def grid(count: int, margin: float, height: float, **options) -> np.ndarray:
@@ -170,7 +215,9 @@ def grid(count: int, margin: float, height: float, **options) -> np.ndarray:
 def dress(ax: Axes, x: str, y: str) -> None:
     """Label both axes, with few ticks and a grid."""
     ax.set(xlabel=LABELS.get(x, x.replace("_", " ")), ylabel=LABELS.get(y, y.replace("_", " ")))
-    ax.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10], integer=x == "update"))
+    ax.xaxis.set_major_locator(
+        MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10], integer=x == "update")
+    )
     ax.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
     ax.grid(alpha=0.3, linewidth=0.5)
 
@@ -185,9 +232,12 @@ def legend(ax: Axes) -> None:
     handles, labels = ax.get_legend_handles_labels()
     if ax.get_legend():
         ax.get_legend().remove()
-    points = ax.figure.get_figwidth() * 72 / plt.rcParams["font.size"]  # the width, in units of the font's size
+    # the width, in units of the font's size
+    points = ax.figure.get_figwidth() * 72 / plt.rcParams["font.size"]
     columns = int(points / (4.5 + 0.6 * max(map(len, labels))))
-    ax.figure.legend(handles, labels, loc="outside upper left", ncols=max(1, min(columns, len(labels))))
+    ax.figure.legend(
+        handles, labels, loc="outside upper left", ncols=max(1, min(columns, len(labels)))
+    )
 
 
 def caption(figure: Figure, text: str) -> None:
@@ -197,7 +247,9 @@ def caption(figure: Figure, text: str) -> None:
     size = plt.rcParams["font.size"] - 1
     wrapped = textwrap.fill(" ".join(text.split()), int(133 / size * figure.get_figwidth()))
     # parse_math off: a lone dollar sign is money, not a formula.
-    figure.text(0.01, -0.02, wrapped, gid="caption", fontsize=size, color="0.25", va="top", parse_math=False)
+    figure.text(
+        0.01, -0.02, wrapped, gid="caption", fontsize=size, color="0.25", va="top", parse_math=False
+    )
 
 
 def save(figure: Figure | Axes | np.ndarray, path: str | Path) -> Path:
@@ -205,7 +257,8 @@ def save(figure: Figure | Axes | np.ndarray, path: str | Path) -> Path:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure = figure if isinstance(figure, Figure) else np.ravel(figure)[0].get_figure(root=True)
-    for _ in range(2):  # a layout settles at its second pass: from then on saving gives the same bytes
+    # a layout settles at its second pass: from then on saving gives the same bytes
+    for _ in range(2):
         figure.draw_without_rendering()
     figure.savefig(path, dpi=DPI, bbox_inches="tight", metadata={"Software": None})
     return path

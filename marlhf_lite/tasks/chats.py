@@ -34,9 +34,13 @@ def chat_writer(tokenizer, choice: str, date: str = "") -> "Chat | None":
             tokenizer.chat_template = Path(choice).expanduser().read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             hint = f"give {', '.join(WORDS)}, or the file of a Jinja template"
-            raise InputError(f"--chat_template {choice}: cannot be read ({type(error).__name__}): {hint}") from None
+            raise InputError(
+                f"--chat_template {choice}: cannot be read ({type(error).__name__}): {hint}"
+            ) from None
     if choice == "text" and tokenizer.chat_template is None:
-        raise InputError("--chat_template text: the tokenizer has no chat template: give a file, or leave it out")
+        raise InputError(
+            "--chat_template text: the tokenizer has no chat template: give a file, or leave it out"
+        )
     if choice == "none" or tokenizer.chat_template is None:
         return None
     return Chat(tokenizer, choice, date)
@@ -49,8 +53,10 @@ class Chat:
         self.tokenizer, self.choice = tokenizer, choice
         self.day = datetime.datetime.fromisoformat(date or datetime.date.today().isoformat())
         self.left_out = 0  # rows of whose prompt the template omits a text, such as the system's
-        self.restored: list[str] = []  # answers of which the template omits a text, such as a thought
-        self.said: dict[str, str | list[dict]] = {}  # written prompt -> the messages or the text of the data
+        # answers of which the template omits a text, such as a thought
+        self.restored: list[str] = []
+        # written prompt -> the messages or the text of the data
+        self.said: dict[str, str | list[dict]] = {}
         self._check = functools.cache(self._try_out)
         self._end = functools.cache(functools.partial(end_of_turn, tokenizer))
 
@@ -63,16 +69,22 @@ class Chat:
         self._check()
         text = self._render(messages, add_generation_prompt=True)
         with suppress(BadRow):  # a template that writes no answers
-            start = self._first_difference(text, self._render([*messages, {"role": "assistant", "content": ANSWER}]))
+            start = self._first_difference(
+                text, self._render([*messages, {"role": "assistant", "content": ANSWER}])
+            )
             text = text[:start]
         return text
 
-    def write(self, prompt: Sequence[dict], answers: Sequence[Sequence[dict]]) -> tuple[str, list[str]]:
+    def write(
+        self, prompt: Sequence[dict], answers: Sequence[Sequence[dict]]
+    ) -> tuple[str, list[str]]:
         """Return the prompt and its answers: what the template writes after the prompt, without the end of the turn."""
         text = self(prompt)
         self.said[text] = list(prompt)
         self.left_out += not _holds(text, prompt)
-        return text, [self._without_end(self._write_answer(text, prompt, turns)) for turns in answers]
+        return text, [
+            self._without_end(self._write_answer(text, prompt, turns)) for turns in answers
+        ]
 
     def _write_answer(self, text: str, prompt: Sequence[dict], turns: Sequence[dict]) -> str:
         """Return what the template writes after the prompt, with texts of the answer that the template omits."""
@@ -81,7 +93,9 @@ class Chat:
             return whole[len(text) :]
         self.restored.append(turns[-1]["content"])
         marks = [f"{ANSWER}-{i}." for i in range(len(turns))]
-        whole = self._render([*prompt, *({**turn, "content": mark} for turn, mark in zip(turns, marks, strict=True))])
+        whole = self._render(
+            [*prompt, *({**turn, "content": mark} for turn, mark in zip(turns, marks, strict=True))]
+        )
         for turn, mark in zip(turns, marks, strict=True):
             whole = whole[: len(text)] + whole[len(text) :].replace(mark, turn["content"], 1)
         return whole[len(text) :]
@@ -97,7 +111,9 @@ class Chat:
         try:
             self._render([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
         except BadRow as error:
-            raise InputError(f"--chat_template {self.choice}: {error}: correct the template, or give none") from None
+            raise InputError(
+                f"--chat_template {self.choice}: {error}: correct the template, or give none"
+            ) from None
 
     def _render(self, messages: Sequence[dict], **options) -> str:
         for message in messages:  # or a text could end its turn and speak for the assistant
@@ -106,7 +122,9 @@ class Chat:
         try:
             with time_limit(SECONDS):
                 template = _dated(self.tokenizer.chat_template, self.day)
-                return self.tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, **options)
+                return self.tokenizer.apply_chat_template(
+                    messages, chat_template=template, tokenize=False, **options
+                )
         except Exception as error:  # a template may raise any
             raise BadRow("bad_chat", f"the chat template: {one_line(error)}") from None
 
@@ -118,7 +136,13 @@ class Chat:
         ids = self.tokenizer(prompt, **as_tokens)["input_ids"]
         encoded = self.tokenizer(whole, return_offsets_mapping=True, **as_tokens)
         same = common_prefix_length(ids, encoded["input_ids"])
-        return len(prompt) if same == len(ids) else encoded["offset_mapping"][same - 1][1] if same else 0
+        return (
+            len(prompt)
+            if same == len(ids)
+            else encoded["offset_mapping"][same - 1][1]
+            if same
+            else 0
+        )
 
 
 def _dated(template: str | None, day: datetime.datetime) -> str | None:
@@ -126,7 +150,9 @@ def _dated(template: str | None, day: datetime.datetime) -> str | None:
     if not isinstance(template, str) or "strftime_now" not in template:
         return template
     codes = [f"%{flag}{letter}" for flag in ("-", "") for letter in "aAbBcdeFGhHIjmMpSTuUVwWxXyY"]
-    chain = "".join(f".replace({json.dumps(code)}, {json.dumps(day.strftime(code))})" for code in codes)
+    chain = "".join(
+        f".replace({json.dumps(code)}, {json.dumps(day.strftime(code))})" for code in codes
+    )
     return f"{{% macro strftime_now(format) %}}{{{{ format{chain} }}}}{{% endmacro %}}{{{{ '' }}}}{template}"
 
 
@@ -147,10 +173,14 @@ def end_of_turn(tokenizer) -> str:
             text = tokenizer.apply_chat_template([question, answer], tokenize=False)
     except Exception as error:  # a template may raise any
         fix = "correct the template, or give none"
-        raise InputError(f"--chat_template: cannot write an answer ({one_line(error)}): {fix}") from None
+        raise InputError(
+            f"--chat_template: cannot write an answer ({one_line(error)}): {fix}"
+        ) from None
     _, mark, after = text.rpartition(ANSWER)
     if not mark:
-        raise InputError("--chat_template: omits the assistant's answer: correct the template, or give none")
+        raise InputError(
+            "--chat_template: omits the assistant's answer: correct the template, or give none"
+        )
     return next(_special_tokens(tokenizer, after), tokenizer.eos_token)
 
 

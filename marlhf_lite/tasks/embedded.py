@@ -43,5 +43,7 @@ def load_embedded(name: str, size: int | None, seed: int, part: str = "") -> Tas
     fractions = (0.2, 0.4, 0.4) if "rejected" in columns else WITHOUT_PAIRS
     task = make_task(name, rows, seed, fractions=fractions, gold=STORED[name])
     if "demonstration" in rows[0]:
-        task.splits["sft"] = task.splits["sft"].remove_columns("chosen").rename_column("demonstration", "chosen")
+        task.splits["sft"] = (
+            task.splits["sft"].remove_columns("chosen").rename_column("demonstration", "chosen")
+        )
     return replace(task, splits=task.splits.select_columns(columns))

@@ -44,7 +44,9 @@ def read_file(path: str | Path) -> list[dict]:
     try:
         # fsspec opens pages of the web only if aiohttp is installed.
         with urllib.request.urlopen(path) if path.startswith(WEB) else fsspec.open(path) as file:
-            rows = _rows(compr[infer_compression(name)](file, mode="rb").read(), f".{suffix.split('.')[1]}")
+            rows = _rows(
+                compr[infer_compression(name)](file, mode="rb").read(), f".{suffix.split('.')[1]}"
+            )
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except Exception as error:  # such as a truncated archive
@@ -54,7 +56,9 @@ def read_file(path: str | Path) -> list[dict]:
         raise InputError(f"{fault}: {hint}check that it is whole, and its name and path") from None
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
-            raise InputError(f'{path}: row {number}: not an object such as {{"prompt": ...}}: correct or delete it')
+            raise InputError(
+                f'{path}: row {number}: not an object such as {{"prompt": ...}}: correct or delete it'
+            )
     return rows
 
 
@@ -71,7 +75,9 @@ def _json_lines(text: str) -> list:
         try:
             rows += [json.loads(line)] if line.strip() else []
         except (ValueError, RecursionError) as error:
-            raise InputError(f"line {number}: not JSON ({error}): correct or delete the line") from None
+            raise InputError(
+                f"line {number}: not JSON ({error}): correct or delete the line"
+            ) from None
     return rows
 
 
@@ -90,12 +96,15 @@ def _csv(text: str) -> list[dict]:
     csv.field_size_limit(2**31 - 1)  # a prompt may be longer than the module's 131,072 characters
     header = text.partition("\n")[0]
     separator = max(SEPARATORS, key=header.count)
-    spaced = header.count(separator) == header.count(f"{separator} ") > 0  # then the space belongs to the separator
+    # then the space belongs to the separator
+    spaced = header.count(separator) == header.count(f"{separator} ") > 0
     file = io.StringIO(text, newline="")
     reader = csv.DictReader(file, strict=True, delimiter=separator, skipinitialspace=spaced)
     reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
     if twice := [name for name, count in Counter(reader.fieldnames).items() if count > 1]:
-        raise InputError(f"more than one column is named {', '.join(twice)}: rename or delete the others")
+        raise InputError(
+            f"more than one column is named {', '.join(twice)}: rename or delete the others"
+        )
     hint = f"put fields with {separator!r}, quotes or line breaks in double quotes, and double the quotes in them"
     rows = []
     try:

@@ -92,7 +92,12 @@ def load_task(
         of_part = draw(read(others, f"{dataset} ({part})", form.parts[part])[0], held_out, seed)
         task.splits["test"], task.counts["test"] = datasets.Dataset.from_list(of_part), len(of_part)
         task.counts.pop(part, None)
-    told = {"chats": chats, "said": chat.said if chats else {}, "unused": unused, "unused_splits": tuple(splits)}
+    told = {
+        "chats": chats,
+        "said": chat.said if chats else {},
+        "unused": unused,
+        "unused_splits": tuple(splits),
+    }
     return replace(task, shape=form.name, **told)
 
 
@@ -102,7 +107,11 @@ def _with_columns(form: Form, rows: Iterable[dict], asked: Sequence[RowColumns])
     if not any(chosen):
         return form
     row = tuple(dict.fromkeys(chain(*chosen)))
-    return replace(form, row=row, needed=tuple(name for name in row if any(name in one.needed for one in asked)))
+    return replace(
+        form,
+        row=row,
+        needed=tuple(name for name in row if any(name in one.needed for one in asked)),
+    )
 
 
 def _refuse(where: Mapping[str, str], what: str) -> None:
@@ -115,8 +124,12 @@ def _convert(rows, source: str, convert: Callable, *, form: Form, template, bad_
     """Convert rows; of a data set it reads only the columns of the form: WebGPT's others take gigabytes."""
     if isinstance(rows, datasets.Dataset) and set(form.columns) <= set(rows.column_names):
         used = {*form.columns, *form.optional, *(form.row or ())}
-        rows = rows.select_columns([column for column in rows.column_names if column in used]).to_list()
-    return to_preferences(rows, source, bad_rows, replace(form, convert=partial(convert, template=template)))
+        rows = rows.select_columns(
+            [column for column in rows.column_names if column in used]
+        ).to_list()
+    return to_preferences(
+        rows, source, bad_rows, replace(form, convert=partial(convert, template=template))
+    )
 
 
 def _unused(rows: Iterable[dict], form: Form, chats: bool) -> tuple[str, ...]:
@@ -126,19 +139,30 @@ def _unused(rows: Iterable[dict], form: Form, chats: bool) -> tuple[str, ...]:
     used = {*form.columns, *form.optional, *(form.row or ())} - ({"system"} if not chats else set())
     names = [str(name) for name in columns_of(rows) if name not in used and str(name).strip()]
     cells = (row.get(column) for row in islice(rows, FIRST) for column in form.columns)
-    turns = (turn for cell in cells if isinstance(cell, list) for turn in cell if isinstance(turn, dict))
-    keys = {key for turn in turns for key, value in turn.items() if key not in MESSAGE and value not in (None, [])}
+    turns = (
+        turn for cell in cells if isinstance(cell, list) for turn in cell if isinstance(turn, dict)
+    )
+    keys = {
+        key
+        for turn in turns
+        for key, value in turn.items()
+        if key not in MESSAGE and value not in (None, [])
+    }
     return (*names, *(f"{key} of messages" for key in sorted(keys)))
 
 
 def _has_chats(rows: Iterable[dict], form: Form) -> bool:
     """Return whether most rows have messages: one odd row does not decide for all."""
     first = list(islice(rows, FIRST))
-    chats = sum(any(isinstance(row.get(column), list | dict) for column in form.columns) for row in first)
+    chats = sum(
+        any(isinstance(row.get(column), list | dict) for column in form.columns) for row in first
+    )
     return 2 * chats > len(first)
 
 
-def drop_long_prompts(split: datasets.Dataset, tokenizer, max_tokens: int) -> tuple[datasets.Dataset, int]:
+def drop_long_prompts(
+    split: datasets.Dataset, tokenizer, max_tokens: int
+) -> tuple[datasets.Dataset, int]:
     """Drop prompts of more than `max_tokens` tokens, special tokens included; return the rest and the number dropped.
 
     Raises `InputError` if no row is left.
@@ -146,7 +170,9 @@ def drop_long_prompts(split: datasets.Dataset, tokenizer, max_tokens: int) -> tu
     ids = (row for part in split.iter(1000) for row in encode_prompts(tokenizer, part["prompt"]))
     kept = [i for i, row in enumerate(ids) if len(row) <= max_tokens]
     if len(split) and not kept:
-        raise InputError(f"--max_prompt_length {max_tokens}: all {len(split)} prompts are longer: raise it or cut them")
+        raise InputError(
+            f"--max_prompt_length {max_tokens}: all {len(split)} prompts are longer: raise it or cut them"
+        )
     dropped = len(split) - len(kept)
     return (split.select(kept) if dropped else split), dropped
 
@@ -154,38 +180,67 @@ def drop_long_prompts(split: datasets.Dataset, tokenizer, max_tokens: int) -> tu
 # Where the rows are
 
 
-def find_rows(dataset: str, columns: str = "", **where: str) -> tuple[Iterable[dict], Iterable[dict] | None, list[str]]:
+def find_rows(
+    dataset: str, columns: str = "", **where: str
+) -> tuple[Iterable[dict], Iterable[dict] | None, list[str]]:
     """Return the rows of `dataset`, those of its test set or None, and the names of splits that were not asked for."""
     path = Path(os.path.expanduser(dataset))
     load = partial(_load, dataset, columns, **where)
-    if dataset and os.path.isdir(path):  # os.path takes a name of any length; Path's own methods may raise
+    # os.path takes a name of any length; Path's own methods may raise
+    if dataset and os.path.isdir(path):
         return load(_load_folder, str(path))
     is_address = "://" in dataset
     looks_local = dataset.startswith(("/", ".", "~")) or dataset.lower().endswith(SUFFIXES)
     if dataset and (is_address or looks_local or os.path.exists(path)):
-        _refuse({name: value for name, value in where.items() if value != "train"}, f"{dataset} is a file and")
-        files = [path] if os.path.exists(path) else sorted(glob.glob(str(path), recursive=True)) or [path]
-        return rename([*chain(*map(read_file, [dataset] if is_address else files))], columns), None, []
+        _refuse(
+            {name: value for name, value in where.items() if value != "train"},
+            f"{dataset} is a file and",
+        )
+        files = (
+            [path]
+            if os.path.exists(path)
+            else sorted(glob.glob(str(path), recursive=True)) or [path]
+        )
+        return (
+            rename([*chain(*map(read_file, [dataset] if is_address else files))], columns),
+            None,
+            [],
+        )
     if dataset.count("/") != 1 or not all(dataset.split("/")):
-        raise InputError(f"--dataset {dataset}: unknown: {did_you_mean(dataset, [*EMBEDDED, *HUB])}{CHOICES}")
+        raise InputError(
+            f"--dataset {dataset}: unknown: {did_you_mean(dataset, [*EMBEDDED, *HUB])}{CHOICES}"
+        )
     return load(datasets.load_dataset, dataset, **(HUB[dataset][1] if dataset in HUB else {}))
 
 
 def _load(
-    dataset: str, names: str, load: Callable, name: str, *,
-    split: str = "", dataset_config: str = "", data_dir: str = "", **arguments,
-):  # fmt: skip
+    dataset: str,
+    names: str,
+    load: Callable,
+    name: str,
+    *,
+    split: str = "",
+    dataset_config: str = "",
+    data_dir: str = "",
+    **arguments,
+):
     """Return what `find_rows` does; of a split such as train_prefs the test part is test_prefs."""
     is_folder, train = os.path.isdir(name), split or "train"
     shown = f"--dataset {dataset}{' (a folder)' * is_folder}"
-    arguments |= {key: value for key, value in (("name", dataset_config), ("data_dir", data_dir)) if value}
+    arguments |= {
+        key: value for key, value in (("name", dataset_config), ("data_dir", data_dir)) if value
+    }
     try:
         loaded = load(name, **arguments)
     except InputError:
         raise
     except Exception as error:
         cause = one_line(error.__cause__ or error)  # datasets wraps the cause in a general error
-        fix = "give one file of it, or name a configuration by --dataset_config" if is_folder else CHOICES
+        fix = (
+            "give one file of it, or name a configuration by --dataset_config"
+            if is_folder
+            else CHOICES
+        )
         raise InputError(f"{shown}: cannot be loaded ({cause}): {fix}") from None
     loaded = {"train": loaded} if isinstance(loaded, datasets.Dataset) else loaded
     if train not in loaded:
@@ -203,7 +258,9 @@ def _load_folder(path: str, **arguments) -> Mapping | datasets.Dataset:
     Files of text are read like a single one: an error names the line, and cells of CSV stay text, also if they say NA
     or 007.
     """
-    if any(os.path.exists(os.path.join(path, name)) for name in ("dataset_dict.json", "state.json")):
+    if any(
+        os.path.exists(os.path.join(path, name)) for name in ("dataset_dict.json", "state.json")
+    ):
         return datasets.load_from_disk(path, **arguments)
     config = datasets.load_dataset_builder(path, **arguments).config
     if not isinstance(config, CsvConfig | JsonConfig):

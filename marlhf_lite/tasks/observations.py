@@ -24,7 +24,9 @@ def _around_messages(tokenizer, template: str) -> tuple[list[int], list[int]]:
     for role in ("tool", "user"):
         try:
             messages = [*dialogue, {"role": role, "content": "OBSERVATION"}]
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text = tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
         except Exception:  # a template may raise any
             continue
         head, mark, tail = text.partition("OBSERVATION")

@@ -31,7 +31,11 @@ def cnn_dm_row(row: dict, template: str = "paper") -> dict[str, str]:
 
 
 def _is_article(row: dict) -> bool:
-    return isinstance(row["info"], dict) and bool(row["info"].get("article")) and not row["info"].get("post")
+    return (
+        isinstance(row["info"], dict)
+        and bool(row["info"].get("article"))
+        and not row["info"].get("post")
+    )
 
 
 def _comparison(row: dict, prompt: str) -> dict[str, str]:
@@ -88,7 +92,10 @@ def apps_test_row(row: dict, template: str = "paper") -> dict[str, str]:
 
 def _text(row: dict, *path) -> str:
     """Return the text at `path`, a key or index per level. Raises `BadRow` if there is none."""
-    value, name = row, path[0] + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path[1:])
+    value, name = (
+        row,
+        path[0] + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path[1:]),
+    )
     for key in path:
         try:
             value = value[key]
@@ -104,7 +111,8 @@ def _json(row: dict, column: str, empty: dict | list):
         return empty
     templates.check_text(row[column], column)
     try:
-        value = json.loads(row[column], parse_int=str)  # some tests have integers that are too long for int()
+        # some tests have integers that are too long for int()
+        value = json.loads(row[column], parse_int=str)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, type(empty)):
@@ -113,11 +121,15 @@ def _json(row: dict, column: str, empty: dict | list):
 
 
 TLDR = Form(("info", "summaries", "choice"), tldr_row, parts={"cnn_dm": cnn_dm_row})
-WEBGPT = Form(("question", "answer_0", "answer_1", "score_0", "score_1"), webgpt_row, test_fraction=0.05)
+WEBGPT = Form(
+    ("question", "answer_0", "answer_1", "score_0", "score_1"), webgpt_row, test_fraction=0.05
+)
 APPS = Form(
-    ("question", "solutions", "input_output", "difficulty", "starter_code"), apps_row,
-    convert_test=apps_test_row, fractions=WITHOUT_PAIRS,
-)  # fmt: skip
+    ("question", "solutions", "input_output", "difficulty", "starter_code"),
+    apps_row,
+    convert_test=apps_test_row,
+    fractions=WITHOUT_PAIRS,
+)
 
 
 def _parquet(folder: str, form: Form) -> tuple[Form, dict]:

@@ -32,8 +32,13 @@ class RowColumns:
             parameters = list(inspect.signature(function).parameters.values())
         except (ValueError, TypeError):  # of builtins, which take no columns
             parameters = []
-        named = [p for p in parameters[given:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        self.named, self.needed = {p.name for p in named}, [p.name for p in named if p.default is p.empty]
+        named = [
+            p for p in parameters[given:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        ]
+        self.named, self.needed = (
+            {p.name for p in named},
+            [p.name for p in named if p.default is p.empty],
+        )
         self.rest = any(p.kind is p.VAR_KEYWORD for p in parameters)
         self.first = {p.name for p in parameters[:given]}
 
@@ -44,8 +49,14 @@ class RowColumns:
         """
         columns = [name for name in columns if isinstance(name, str) and name not in self.first]
         if missing := [name for name in self.needed if name not in columns]:
-            fix = f"name one of {', '.join(columns)}" if columns else "the prompts have no other columns: leave it out"
-            raise InputError(f"{self.source}: asks for the column {missing[0]}, which is not there: {fix}")
+            fix = (
+                f"name one of {', '.join(columns)}"
+                if columns
+                else "the prompts have no other columns: leave it out"
+            )
+            raise InputError(
+                f"{self.source}: asks for the column {missing[0]}, which is not there: {fix}"
+            )
         return [name for name in columns if name in self.named or (self.rest and name not in read)]
 
     def arguments(self, prompts: Sequence[str]) -> dict[str, list]:

@@ -31,7 +31,11 @@ def _lost(tokenizer, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the texts that do not come back, each with what does."""
     is_written = getattr(tokenizer, "expects_chats", False)
     ids = encode_continuation(tokenizer, texts, split_special_tokens=not is_written)
-    special = [re.escape(token.content) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    special = [
+        re.escape(token.content)
+        for token in tokenizer.added_tokens_decoder.values()
+        if token.special
+    ]
     marks = re.compile("|".join(special)) if special and is_written else None
     for text, back in zip(texts, decode_continuation(tokenizer, ids), strict=True):
         plain = marks.sub("", text) if marks else text

@@ -16,28 +16,44 @@ from trl.data_utils import extract_prompt, maybe_convert_to_chatml
 from marlhf_lite.tasks import templates
 from marlhf_lite.tasks.chats import Chat
 from marlhf_lite.tasks.prompts import ROW
-from marlhf_lite.tasks.templates import ASSISTANT, COLUMNS, DROPPED, HUMAN, WITHOUT_PAIRS, BadRow, Form
+from marlhf_lite.tasks.templates import (
+    ASSISTANT,
+    COLUMNS,
+    DROPPED,
+    HUMAN,
+    WITHOUT_PAIRS,
+    BadRow,
+    Form,
+)
 from marlhf_lite.utils.errors import InputError, did_you_mean
 
-INSTRUCTIONS = ("instruction", "question", "query")  # names of prompts that may have an `input` below them (Alpaca)
+# names of prompts that may have an `input` below them (Alpaca)
+INSTRUCTIONS = ("instruction", "question", "query")
 PROMPT_NAMES = ("prompt", *INSTRUCTIONS, "input", "context_messages")
 ANSWER_NAMES = ("completion", "response", "output", "answer")
 LABELS = ("label", "kto_tag")  # in the data of KTO: whether to learn an answer
 TARGETS = (*COLUMNS, "completion", "messages", "system")  # what `--columns` may name
 _MARKS = {"user": HUMAN, "assistant": ASSISTANT}
-_ROLES = {"human": "user", "prompter": "user", **dict.fromkeys(("gpt", "model", "bot", "ai"), "assistant")}
+_ROLES = {
+    "human": "user",
+    "prompter": "user",
+    **dict.fromkeys(("gpt", "model", "bot", "ai"), "assistant"),
+}
 # Names of answers of which one is better: without chosen and rejected, the names do not tell which.
 _NEAR = re.compile(
     r"(?i)chosen|reject|prefer|winner|loser|better|worse|(response|answer|completion|output|ref)s?_?([abjk\d]|good|bad)$"
 )
-ONLY_TEXTS = "only texts"  # the template of data with mostly texts, whose other rows would need a chat template
+# the template of data with mostly texts, whose other rows would need a chat template
+ONLY_TEXTS = "only texts"
 Turns = list[dict[str, str]]
 
 
 # Rows of a shape
 
 
-def _row(row: Mapping, template: str | Chat = "paper", sides: Sequence[str] = COLUMNS[1:]) -> dict[str, str]:
+def _row(
+    row: Mapping, template: str | Chat = "paper", sides: Sequence[str] = COLUMNS[1:]
+) -> dict[str, str]:
     """Convert a prompt and its answers: texts stay unchanged, the template writes messages."""
     choice = template.choice if isinstance(template, Chat) else "none"
     has_chats = any(isinstance(row.get(column), list | dict) for column in ("prompt", *sides))
@@ -63,8 +79,12 @@ def _texts(row: Mapping, sides: Sequence[str]) -> Mapping:
         return row
     if len(sides) < 2:
         raise BadRow("bad_chat", f"{sides[0]!r} is not a list of messages")
-    texts = dict(zip(COLUMNS, templates.split_transcripts(*(row[side] for side in sides)), strict=True))
-    if human := next((side for side in sides if texts[side].rfind(HUMAN) > texts[side].rfind(ASSISTANT)), ""):
+    texts = dict(
+        zip(COLUMNS, templates.split_transcripts(*(row[side] for side in sides)), strict=True)
+    )
+    if human := next(
+        (side for side in sides if texts[side].rfind(HUMAN) > texts[side].rfind(ASSISTANT)), ""
+    ):
         raise BadRow("human_last", f"{human!r} ends with a turn of the human")
     return {**row, **texts}
 
@@ -75,7 +95,10 @@ def _answered(row: Mapping, template: str | Chat = "paper") -> dict[str, str]:
         if (label := str(row.get(name, True)).strip().lower()) == "false":
             raise BadRow("labelled_false", f"{name!r} is false: an answer to avoid")
         if label != "true":
-            raise BadRow("bad_label", f"{name!r} is {row[name]!r}, not true or false: rename a column of classes")
+            raise BadRow(
+                "bad_label",
+                f"{name!r} is {row[name]!r}, not true or false: rename a column of classes",
+            )
     return _row(row, template, ("completion",))
 
 
@@ -85,11 +108,21 @@ def _answered(row: Mapping, template: str | Chat = "paper") -> dict[str, str]:
 def _written(row: Mapping, sides: Sequence[str], template: str | Chat) -> tuple[str, list[str]]:
     """Return the prompt and the answers of messages, after the column system if a chat template writes them."""
     prompt, system = row.get("prompt"), row.get("system") if isinstance(template, Chat) else None
-    before = _of_text(prompt) if isinstance(prompt, str) else [] if prompt is None else _messages(prompt, "prompt")
-    chats = [_with_answer(before, row[side], side, isinstance(prompt, str)) for side in sides] or [before]
+    before = (
+        _of_text(prompt)
+        if isinstance(prompt, str)
+        else []
+        if prompt is None
+        else _messages(prompt, "prompt")
+    )
+    chats = [_with_answer(before, row[side], side, isinstance(prompt, str)) for side in sides] or [
+        before
+    ]
     if isinstance(system, str) and system.strip():
         first = [{"role": "system", "content": system}]
-        chats = [chat if chat[:1] and chat[0]["role"] == "system" else first + chat for chat in chats]
+        chats = [
+            chat if chat[:1] and chat[0]["role"] == "system" else first + chat for chat in chats
+        ]
     start = len(chats[0]) - len(sides) if len(sides) < 2 else _shared(*chats)
     return _write(template, chats[0][:start], [chat[start:] for chat in chats if sides])
 
@@ -108,7 +141,9 @@ def _with_answer(before: Turns, answer, side: str, is_text: bool) -> Turns:
         return turns  # the messages may add to the text of the prompt
     if turns[0]["role"] in ("system", "user"):
         fault = f"{side!r} begins with a message of the {turns[0]['role']}, but not with 'prompt'"
-        raise BadRow("bad_chat", f"{fault}: put all of the prompt into the messages, or leave 'prompt' out")
+        raise BadRow(
+            "bad_chat", f"{fault}: put all of the prompt into the messages, or leave 'prompt' out"
+        )
     return before + turns
 
 
@@ -128,7 +163,10 @@ def _messages(value, column: str) -> Turns:
 def _message(role, content, column: str) -> dict[str, str]:
     if isinstance(content, list) and content and all(isinstance(part, dict) for part in content):
         if other := [part for part in content if not isinstance(part.get("text"), str)]:
-            raise BadRow("bad_chat", f"{column!r} has a part of type {other[0].get('type')!r}: only text is read")
+            raise BadRow(
+                "bad_chat",
+                f"{column!r} has a part of type {other[0].get('type')!r}: only text is read",
+            )
         content = "".join(part["text"] for part in content)
     if not isinstance(role, str) or not isinstance(content, str):
         raise BadRow("bad_chat", f"{column!r} has a message without a role and a text")
@@ -142,7 +180,10 @@ def _of_text(prompt: str) -> Turns:
         return [{"role": "user", "content": prompt}]
     pieces = re.split(r"(?:^|\n)(Human|Assistant):", prompt.strip().removesuffix("Assistant:"))[1:]
     turns = zip(pieces[::2], pieces[1::2], strict=True)
-    return [{"role": "user" if name == "Human" else "assistant", "content": text.strip()} for name, text in turns]
+    return [
+        {"role": "user" if name == "Human" else "assistant", "content": text.strip()}
+        for name, text in turns
+    ]
 
 
 def write_turns(said: str | Turns, template: str | Chat) -> str:
@@ -157,7 +198,9 @@ def _shared(chosen: Turns, rejected: Turns) -> int:
         shared -= 1
     if shared <= 0:
         fix = "begin both with the same prompt, or name its column by --columns prompt=NAME"
-        raise BadRow("no_shared_turn", f"'chosen' and 'rejected' share no message before an answer: {fix}")
+        raise BadRow(
+            "no_shared_turn", f"'chosen' and 'rejected' share no message before an answer: {fix}"
+        )
     return shared
 
 
@@ -166,22 +209,32 @@ def _write(template: str | Chat, prompt: Turns, answers: Sequence[Turns]) -> tup
     if not prompt or not prompt[-1]["content"].strip():
         raise BadRow("empty_prompt", "the last message before the answer is empty")
     if prompt[-1]["role"] == "assistant":
-        raise BadRow("bad_chat", "the last message before the answer is the assistant's, like the answer")
+        raise BadRow(
+            "bad_chat", "the last message before the answer is the assistant's, like the answer"
+        )
     if any(not turns[-1]["content"].strip() for turns in answers):
         raise BadRow("empty_response", "an answer is empty")
     if isinstance(template, Chat):
         return template.write(prompt, answers)
-    if prompt[0]["role"] != "user" or any(turn["role"] not in _MARKS for turns in (prompt, *answers) for turn in turns):
+    if prompt[0]["role"] != "user" or any(
+        turn["role"] not in _MARKS for turns in (prompt, *answers) for turn in turns
+    ):
         fault = "the messages do not begin with a user's, or have roles besides user and assistant"
         raise BadRow("bad_chat", f"{fault}, which a chat template writes (--chat_template FILE)")
-    return _transcript(prompt) + ASSISTANT, [_transcript(turns)[len(ASSISTANT) :].rstrip() for turns in answers]
+    return _transcript(prompt) + ASSISTANT, [
+        _transcript(turns)[len(ASSISTANT) :].rstrip() for turns in answers
+    ]
 
 
 def _transcript(turns: Turns) -> str:
     """Write messages as an HH transcript; code of the assistant keeps its indentation."""
-    texts = [(_MARKS[turn["role"]], turn["content"].rstrip(), turn["role"] == "assistant") for turn in turns]
+    texts = [
+        (_MARKS[turn["role"]], turn["content"].rstrip(), turn["role"] == "assistant")
+        for turn in turns
+    ]
     return "".join(
-        mark + (text if is_code and text[:1].isspace() else f" {text.strip()}") for mark, text, is_code in texts
+        mark + (text if is_code and text[:1].isspace() else f" {text.strip()}")
+        for mark, text, is_code in texts
     )
 
 
@@ -191,7 +244,10 @@ def _transcript(turns: Turns) -> str:
 def _shape(name: str, form: Form, **names: str) -> Form:
     """Return the form of rows whose columns have these names, else those of `form`."""
     below = ("input",) if names.get("prompt") in INSTRUCTIONS else ()
-    columns, optional = tuple(names.get(column, column) for column in form.columns), form.optional + below
+    columns, optional = (
+        tuple(names.get(column, column) for column in form.columns),
+        form.optional + below,
+    )
     return replace(form, name=name, columns=columns, names=names, optional=optional)
 
 
@@ -199,11 +255,19 @@ PAIRS = Form(COLUMNS, _row, name="pairs", optional=("system",))
 TRANSCRIPTS = replace(PAIRS, columns=COLUMNS[1:], name="pairs of whole transcripts")
 # Answers only for SFT: a later stage with the same file has its prompts.
 ANSWERS = replace(
-    PAIRS, columns=("prompt", "completion"), convert=_answered, fractions=WITHOUT_PAIRS, optional=("system", *LABELS)
+    PAIRS,
+    columns=("prompt", "completion"),
+    convert=_answered,
+    fractions=WITHOUT_PAIRS,
+    optional=("system", *LABELS),
 )
 MESSAGES = replace(ANSWERS, columns=("completion",))
 PROMPTS = replace(
-    PAIRS, columns=COLUMNS[:1], convert=partial(_row, sides=()), fractions=(0.0, 0.0, 1.0), name="only prompts"
+    PAIRS,
+    columns=COLUMNS[:1],
+    convert=partial(_row, sides=()),
+    fractions=(0.0, 0.0, 1.0),
+    name="only prompts",
 )
 SHAPES = (
     _shape("LLaMA-Factory's pairs", PAIRS, prompt="conversations"),
@@ -234,7 +298,11 @@ def shape_of(columns: Collection[str], names: str = "") -> Form:
 
 def _names(columns: str) -> list[list[str]]:
     """Return the new and the old name of each column in `--columns`."""
-    return [[name.strip() for name in item.partition("=")[::2]] for item in columns.split(",") if item.strip()]
+    return [
+        [name.strip() for name in item.partition("=")[::2]]
+        for item in columns.split(",")
+        if item.strip()
+    ]
 
 
 def rename(rows, columns: str):
@@ -248,13 +316,18 @@ def rename(rows, columns: str):
         raise InputError(f"--columns {columns}: a name occurs twice: give each column one name")
     for new, old in items:
         if new not in TARGETS or not old:
-            raise InputError(f"--columns {new}={old}: give NEW=OLD with NEW one of {', '.join(TARGETS)}")
+            raise InputError(
+                f"--columns {new}={old}: give NEW=OLD with NEW one of {', '.join(TARGETS)}"
+            )
         if old not in present:
             fix = f"{did_you_mean(old, present)}there are {', '.join(present)}"
             raise InputError(f"--columns {new}={old}: there is no column {old}: {fix}")
     replaced = set(names.values()) & set(present) - names.keys()
     if isinstance(rows, list):
-        return [{names.get(name, name): row[name] for name in row if name not in replaced} for row in rows]
+        return [
+            {names.get(name, name): row[name] for name in row if name not in replaced}
+            for row in rows
+        ]
     return rows.remove_columns(list(replaced)).rename_columns(names)
 
 
@@ -288,11 +361,16 @@ def to_preferences(
         except BadRow as bad:
             counts[bad.reason] += 1
             if bad_rows == "error" and bad.reason not in DROPPED:
-                text = re.sub(r"'(\w+)'", lambda name: repr(form.names.get(name[1], name[1])), str(bad))
+                text = re.sub(
+                    r"'(\w+)'", lambda name: repr(form.names.get(name[1], name[1])), str(bad)
+                )
                 fix = "correct or delete the row, or drop such rows with --bad_rows drop"
                 raise InputError(f"{source}: row {number}: {text}: {fix}") from None
     if not kept:
-        dropped = ", ".join(f"{reason} {n}" for reason, n in counts.items() if reason != "read") or "no rows"
+        dropped = (
+            ", ".join(f"{reason} {n}" for reason, n in counts.items() if reason != "read")
+            or "no rows"
+        )
         raise InputError(f"{source}: no row can be used ({dropped}): give at least one whole row")
     _check_repeats(kept, source)
     counts["kept"] = len(kept)
@@ -303,13 +381,24 @@ def _named(row: Mapping, form: Form) -> Mapping:
     """Return the columns that the form reads, by the names of the task; the input of an instruction goes below it."""
     row = {name: row[name] for name in (*form.columns, *form.optional) if name in row}
     row |= {new: row[old] for new, old in form.names.items()}
-    texts = [row.get("prompt"), row.get("input") if form.names.get("prompt") in INSTRUCTIONS else ""]
-    return row | {"prompt": "\n".join(texts)} if all(isinstance(x, str) and x.strip() for x in texts) else row
+    texts = [
+        row.get("prompt"),
+        row.get("input") if form.names.get("prompt") in INSTRUCTIONS else "",
+    ]
+    return (
+        row | {"prompt": "\n".join(texts)}
+        if all(isinstance(x, str) and x.strip() for x in texts)
+        else row
+    )
 
 
 def _carried(row: Mapping, form: Form) -> dict[str, str]:
     """Return the columns that go along with the prompt, as JSON; a value that JSON lacks, such as a date, as text."""
-    return {} if form.row is None else {ROW: json.dumps({name: row.get(name) for name in form.row}, default=str)}
+    return (
+        {}
+        if form.row is None
+        else {ROW: json.dumps({name: row.get(name) for name in form.row}, default=str)}
+    )
 
 
 def _check_columns(rows: Iterable[dict], source: str, form: Form) -> None:
@@ -317,22 +406,31 @@ def _check_columns(rows: Iterable[dict], source: str, form: Form) -> None:
     present = columns_of(rows)
     if not rows or set(form.columns) <= set(present):
         return
-    names = " ".join(", ".join(map(str, present)).split()) or "none"  # a damaged file's names may have line breaks
+    # a damaged file's names may have line breaks
+    names = " ".join(", ".join(map(str, present)).split()) or "none"
     expected, fix = ", ".join(form.columns), "rename or add the missing columns"
     if form.columns == COLUMNS:
         expected += " (or chosen, rejected with whole transcripts; or prompt and completion, or messages, for SFT)"
         fix += ", or name yours, as by --columns prompt=NAME,chosen=NAME,rejected=NAME (SFT: completion=NAME)"
-        if not re.search("(?i)chosen|reject", names) and any(_NEAR.search(str(name)) for name in present):
+        if not re.search("(?i)chosen|reject", names) and any(
+            _NEAR.search(str(name)) for name in present
+        ):
             fix = "write the better answer of each row into chosen, and the other into rejected"
     raise InputError(f"{source}: columns found: {names}; expected: {expected}: {fix}")
 
 
 def _check_repeats(rows: Sequence[Mapping], source: str) -> None:
     """Raise `InputError` if the answers of most rows begin with their prompt: they are whole transcripts."""
-    repeats = [repeats_prompt(*(row[name] for name in COLUMNS if name in row)) for row in rows if "chosen" in row]
+    repeats = [
+        repeats_prompt(*(row[name] for name in COLUMNS if name in row))
+        for row in rows
+        if "chosen" in row
+    ]
     if 2 * sum(repeats) > len(repeats):
         fix = "cut the prompts off the answers, or leave the column prompt out if both are whole transcripts"
-        raise InputError(f"{source}: in {sum(repeats)} of {len(repeats)} rows answers begin with their prompt: {fix}")
+        raise InputError(
+            f"{source}: in {sum(repeats)} of {len(repeats)} rows answers begin with their prompt: {fix}"
+        )
 
 
 def repeats_prompt(prompt: str, *answers: str) -> bool:

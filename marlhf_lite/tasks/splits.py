@@ -18,11 +18,14 @@ class Task:
     """Preference data, ready for the pipeline."""
 
     name: str
-    splits: datasets.DatasetDict  # sft, rm, ppo, test; strings prompt, chosen, rejected (APPS: tests, difficulty)
-    gold: Callable[[list[str], list[str]], list[float]] | None  # (prompts, responses) → true scores, if known
+    # sft, rm, ppo, test; strings prompt, chosen, rejected (APPS: tests, difficulty)
+    splits: datasets.DatasetDict
+    # (prompts, responses) → true scores, if known
+    gold: Callable[[list[str], list[str]], list[float]] | None
     counts: dict[str, int]  # rows read, kept, dropped by reason, and in each part
     chats: bool = False  # whether a chat template wrote the prompts
-    tests: Callable | None = None  # (prompts, responses) → outcomes of unit tests, when they are ready to run
+    # (prompts, responses) → outcomes of unit tests, when they are ready to run
+    tests: Callable | None = None
     shape: str = ""  # the shape that the rows were read as
     digests: Mapping[str, str] = field(default_factory=dict)  # of the rows of each part
     # Prompt that a chat template wrote -> what the data have: messages, or a text that became a user's message.
@@ -95,7 +98,10 @@ def make_task(
         splits = split_rows(rows, seed, **options)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
-    used, sizes = len(rows) + len(options.get("test") or ()), {part: len(split) for part, split in splits.items()}
+    used, sizes = (
+        len(rows) + len(options.get("test") or ()),
+        {part: len(split) for part, split in splits.items()},
+    )
     counts = dict(counts or {"read": used, "kept": used})
     unused = {"beyond_size": counts["kept"] - used, "prompt_in_test": used - sum(sizes.values())}
     return Task(name, splits, gold, counts | unused | sizes)
@@ -119,8 +125,13 @@ def _sizes(total: int, fractions: Sequence[float], test_fraction: float) -> dict
     left = total - test
     if left < wanted:
         fix = f"give at least {wanted + test}, or a higher --size"
-        raise InputError(f"{total} rows are too few for {wanted} training parts and {test} test rows: {fix}")
-    exact = {part: left * share / sum(fractions) for part, share in zip(TRAIN_PARTS, fractions, strict=True)}
+        raise InputError(
+            f"{total} rows are too few for {wanted} training parts and {test} test rows: {fix}"
+        )
+    exact = {
+        part: left * share / sum(fractions)
+        for part, share in zip(TRAIN_PARTS, fractions, strict=True)
+    }
     sizes = {part: int(size + 1e-9) for part, size in exact.items()}
     by_remainder = sorted(sizes, key=lambda part: sizes[part] - exact[part])
     for part in by_remainder[: left - sum(sizes.values())]:
@@ -146,7 +157,9 @@ def _divide(keys: Sequence[str], sizes: Mapping[str, int], seed: int) -> dict[st
     for done, (key, count) in enumerate(groups):
         # The last groups go to parts that have none yet, so that none stays empty.
         open_parts = empty if len(groups) - done <= len(empty) else free
-        part = max(open_parts, key=lambda part: (min(free[part] - count, 0), free[part] / sizes[part]))
+        part = max(
+            open_parts, key=lambda part: (min(free[part] - count, 0), free[part] / sizes[part])
+        )
         part_of[key], empty = part, [other for other in empty if other != part]
         free[part] -= count
     return {part: [index for index in order if part_of[keys[index]] == part] for part in sizes}

@@ -13,7 +13,9 @@ def slots(template: str) -> tuple[str, ...]:
 def pattern(template: str) -> re.Pattern:
     """Return a pattern with a named group for each slot, such as `(?P<food>\\w+)`, each one word."""
     pieces = SLOT.split(template)  # text and slot names by turns
-    return re.compile("".join(rf"(?P<{p}>\w+)" if i % 2 else re.escape(p) for i, p in enumerate(pieces)))
+    return re.compile(
+        "".join(rf"(?P<{p}>\w+)" if i % 2 else re.escape(p) for i, p in enumerate(pieces))
+    )
 
 
 def sentences(text: str) -> list[str]:

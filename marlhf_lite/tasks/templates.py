@@ -16,7 +16,16 @@ ASSISTANT = "\n\nAssistant:"
 COLUMNS = ("prompt", "chosen", "rejected")
 WITHOUT_PAIRS = (0.2, 0.0, 0.8)  # shares of sft, rm and ppo if no pairs train a reward model
 # Faults of published data, and rows that a task does not use: always dropped, and counted by these names.
-DROPPED = ("empty_response", "equal_pair", "human_last", "labelled_false", "tie", "no_solution", "cnn_dm", "post")
+DROPPED = (
+    "empty_response",
+    "equal_pair",
+    "human_last",
+    "labelled_false",
+    "tie",
+    "no_solution",
+    "cnn_dm",
+    "post",
+)
 
 _CITATION = r"\[\d+(?:[ \t]*[,;–-][ \t]*\d+)*\]"
 # At the start of a line the space after the citation goes, elsewhere the space before it: one space stays.
@@ -55,7 +64,11 @@ def hh_prompt(turns: str | Sequence[str]) -> str:
 
 def webgpt_prompt(question: str, template: str = "paper") -> str:
     """Return a WebGPT question as one human turn, without its citations; `released` has no line breaks around it."""
-    return f" Human: {question} Assistant:" if template == "released" else hh_prompt(strip_citations(question))
+    return (
+        f" Human: {question} Assistant:"
+        if template == "released"
+        else hh_prompt(strip_citations(question))
+    )
 
 
 def strip_citations(text: str) -> str:
@@ -113,15 +126,19 @@ class Form:
 
     columns: tuple[str, ...]  # every row has them
     convert: Callable[..., dict]
-    convert_test: Callable[..., dict] | None = None  # for the rows of a separate test set, if it differs
+    # for the rows of a separate test set, if it differs
+    convert_test: Callable[..., dict] | None = None
     fractions: tuple[float, float, float] = (0.2, 0.4, 0.4)  # sft, rm, ppo
     test_fraction: float = 0.1  # held out without a separate test set
     # Rows of another kind, by the name that `--part` evaluates on; `convert` drops them under that name.
     parts: Mapping[str, Callable[..., dict]] = field(default_factory=dict)
     name: str = ""  # that a run prints
-    optional: tuple[str, ...] = ()  # columns that are used if present; a run names all others as unused
-    names: Mapping[str, str] = field(default_factory=dict)  # name of a column in `convert` -> its name in the rows
-    row: tuple[str, ...] | None = None  # columns that go along with the prompt; None if no function asks
+    # columns that are used if present; a run names all others as unused
+    optional: tuple[str, ...] = ()
+    # name of a column in `convert` -> its name in the rows
+    names: Mapping[str, str] = field(default_factory=dict)
+    # columns that go along with the prompt; None if no function asks
+    row: tuple[str, ...] | None = None
     needed: tuple[str, ...] = ()  # those of them that every row must have
 
 
@@ -132,11 +149,16 @@ def check_text(value, column: str) -> None:
     if not isinstance(value, str):
         raise BadRow("not_text", f"{column!r} is not text but {type(value).__name__}")
     if _WRITTEN_LIST.match(value):
-        raise BadRow("written_list", f"{column!r} is a list of messages as text: store lists, in JSON lines or Parquet")
+        raise BadRow(
+            "written_list",
+            f"{column!r} is a list of messages as text: store lists, in JSON lines or Parquet",
+        )
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise BadRow("not_text", f"{column!r} has half a surrogate pair at character {error.start + 1}") from None
+        raise BadRow(
+            "not_text", f"{column!r} has half a surrogate pair at character {error.start + 1}"
+        ) from None
 
 
 def checked_row(prompt: str, **answers: str) -> dict[str, str]:

@@ -16,7 +16,9 @@ def sft_dataset(tokenizer, rows: datasets.Dataset, limit: int) -> datasets.Datas
     """
     if "dialogue" in rows.column_names:
         prompts = encode_prompts(tokenizer, rows["prompt"])
-        chosen, masks = zip(*(_encode_dialogue(tokenizer, texts, limit) for texts in rows["dialogue"]), strict=True)
+        chosen, masks = zip(
+            *(_encode_dialogue(tokenizer, texts, limit) for texts in rows["dialogue"]), strict=True
+        )
     else:
         prompts, chosen = encode_answers(tokenizer, rows["prompt"], rows["chosen"], limit)
         masks = [[1] * len(ids) for ids in chosen]
@@ -40,6 +42,11 @@ def _encode_dialogue(tokenizer, texts: Sequence[str], limit: int) -> tuple[list[
 
 def pair_dataset(tokenizer, rows: datasets.Dataset, limit: int) -> datasets.Dataset:
     """Return columns `chosen_ids` and `rejected_ids` (prompt and response), as `trl.RewardTrainer` takes them."""
-    sides = {side: encode_answers(tokenizer, rows["prompt"], rows[side], limit) for side in ("chosen", "rejected")}
-    whole = {f"{side}_ids": [p + r for p, r in zip(*ids, strict=True)] for side, ids in sides.items()}
+    sides = {
+        side: encode_answers(tokenizer, rows["prompt"], rows[side], limit)
+        for side in ("chosen", "rejected")
+    }
+    whole = {
+        f"{side}_ids": [p + r for p, r in zip(*ids, strict=True)] for side, ids in sides.items()
+    }
     return type(rows).from_dict(whole)

@@ -51,7 +51,9 @@ class Recorder(TrainerCallback):
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         self.at_start = some_weights({"model": trainable(model)})
         hidden = not state.is_local_process_zero
-        self.bar = tqdm(total=state.max_steps, initial=state.global_step, desc=self.logger.name, disable=hidden)
+        self.bar = tqdm(
+            total=state.max_steps, initial=state.global_step, desc=self.logger.name, disable=hidden
+        )
 
     def on_step_begin(self, args, state, control, **kwargs):
         self.start = time.perf_counter()
@@ -59,13 +61,19 @@ class Recorder(TrainerCallback):
     def on_log(self, args, state, control, logs=None, model=None, **kwargs):
         if "loss" not in logs:  # the summary at the end has none
             return
-        update, loss, gradient = state.global_step, float(logs["loss"]), float(logs.get("grad_norm", 0.0))
+        update, loss, gradient = (
+            state.global_step,
+            float(logs["loss"]),
+            float(logs.get("grad_norm", 0.0)),
+        )
         row = self._record(update, self.translate(logs)) if self.translate else {"loss": loss}
         self.bar.set_postfix({k: number(row[k], ".3f") for k in SHOWN if k in row}, refresh=False)
         self._check_moved(model, gradient)
         if not (math.isfinite(loss) and math.isfinite(gradient)):
             fix = "start again with a lower learning rate, or --dtype float32"
-            raise InputError(f"{self.logger.name}: loss or gradient of update {update} is not finite: {fix}")
+            raise InputError(
+                f"{self.logger.name}: loss or gradient of update {update} is not finite: {fix}"
+            )
         if self.held_out and (update % self.every == 0 or update == state.max_steps):
             self.logger.log_held_out(update, self.held_out())
 
@@ -73,7 +81,9 @@ class Recorder(TrainerCallback):
         seconds, history = time.perf_counter() - self.start, self.logger.history
         row = {"update": update} | row
         # All tokens so far, also those before a resume.
-        row["generated_tokens"] = row["tokens"] + (history[-1]["generated_tokens"] if history else 0)
+        row["generated_tokens"] = row["tokens"] + (
+            history[-1]["generated_tokens"] if history else 0
+        )
         row |= {"tokens_per_second": row["tokens"] / seconds, "seconds": seconds}
         self.logger.log_update(row)
         return row
@@ -89,14 +99,20 @@ class Recorder(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         self.bar.update()
         if self.asked_to_stop():
-            control.should_training_stop, control.should_save = True, control.should_save or self.saves
+            control.should_training_stop, control.should_save = (
+                True,
+                control.should_save or self.saves,
+            )
 
     def on_save(self, args, state, control, model=None, **kwargs):
         PartialState().wait_for_everyone()  # each process has written its part
         if state.is_world_process_zero:
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            if is_sharded(model):  # transformers writes shards without the config that their readers need
+            # transformers writes shards without the config that their readers need
+            if is_sharded(model):
                 model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
                 model.config.save_pretrained(checkpoint)
-            write_json(checkpoint / LOG_POSITIONS, self.logger.run.position() if self.logger.run else {})
+            write_json(
+                checkpoint / LOG_POSITIONS, self.logger.run.position() if self.logger.run else {}
+            )
             seal(checkpoint)  # now it is complete

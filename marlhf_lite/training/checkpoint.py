@@ -35,7 +35,12 @@ class Checkpoints:
     """Saves and loads checkpoints in the `checkpoints` folder of a run; the last `keep` of them stay."""
 
     def __init__(self, run: "RunFolder", keep: int, accelerator: Accelerator):
-        self.run, self.folder, self.keep, self.accelerator = run, run.path / "checkpoints", keep, accelerator
+        self.run, self.folder, self.keep, self.accelerator = (
+            run,
+            run.path / "checkpoints",
+            keep,
+            accelerator,
+        )
 
     def path(self, update: int) -> Path:
         """The checkpoint after this many updates: a folder of shards if there is one, else a file."""
@@ -72,9 +77,14 @@ class Checkpoints:
             if self.accelerator.is_main_process:
                 if sharded:
                     torch.save(state, temporary / STATE)
-                    actor_critic.policy.model.config.save_pretrained(temporary)  # for readers of the policy
+                    # for readers of the policy
+                    actor_critic.policy.model.config.save_pretrained(temporary)
                 else:
-                    torch.save(state | {"tensors": {n: x.to("cpu", copy=True) for n, x in tensors.items()}}, temporary)
+                    torch.save(
+                        state
+                        | {"tensors": {n: x.to("cpu", copy=True) for n, x in tensors.items()}},
+                        temporary,
+                    )
                 seal(temporary)
                 if final.is_dir():  # it is not replaced in one step, as a file is
                     _remove(final)
@@ -105,16 +115,21 @@ class Checkpoints:
         made = len(state["random"])
         if not path.is_dir():  # any number of processes reads shards
             check_processes(path, made, processes)
-            for name, tensor in local_tensors(actor_critic, optimizer, wanted=state["tensors"]).items():
+            for name, tensor in local_tensors(
+                actor_critic, optimizer, wanted=state["tensors"]
+            ).items():
                 tensor.copy_(state["tensors"][name])
         if self.accelerator.scaler and state["scaler"]:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         if self.accelerator.is_main_process:
-            rewind_run(self.run, self.folder.glob(".update-*"), state["logs"])  # with what killed saves left
+            # with what killed saves left
+            rewind_run(self.run, self.folder.glob(".update-*"), state["logs"])
         if made == processes:
             set_random_states(state["random"][self.accelerator.process_index])
         else:
-            self.accelerator.print(f"{path}: made by {made} processes, not {processes}: responses will be others")
+            self.accelerator.print(
+                f"{path}: made by {made} processes, not {processes}: responses will be others"
+            )
         self.accelerator.wait_for_everyone()
         return state["counters"]
 
@@ -124,9 +139,13 @@ class Checkpoints:
             raise InputError(f"it is damaged ({name})")
         is_folder = path.is_dir()
         # With weights alone the file runs no code of its writer.
-        state = torch.load(path / STATE if is_folder else path, weights_only=True, map_location="cpu")
+        state = torch.load(
+            path / STATE if is_folder else path, weights_only=True, map_location="cpu"
+        )
         if is_folder:
-            state["tensors"] = {name: x.size for name, x in read_metadata(path).state_dict_metadata.items()}
+            state["tensors"] = {
+                name: x.size for name, x in read_metadata(path).state_dict_metadata.items()
+            }
         shapes = {name: tuple(getattr(x, "shape", x)) for name, x in state["tensors"].items()}
         own = {f"weights.{name}": tuple(p.shape) for name, p in _trainable(actor_critic).items()}
         if own != {name: shape for name, shape in shapes.items() if name.startswith("weights.")}:
@@ -162,7 +181,9 @@ def _trainable(actor_critic: nn.Module) -> dict[str, Tensor]:
     return {name.removeprefix("module."): p for name, p in named if p.requires_grad}
 
 
-def local_tensors(actor_critic: nn.Module, optimizer, wanted: Iterable[str] | None = None) -> dict[str, Tensor]:
+def local_tensors(
+    actor_critic: nn.Module, optimizer, wanted: Iterable[str] | None = None
+) -> dict[str, Tensor]:
     """This process's part of the weights (`weights.NAME`) and of Adam's state (`exp_avg.NAME` and others), by name.
 
     With `wanted`, the names in a checkpoint, Adam first gets empty tensors for the state named there, and no other.
@@ -174,7 +195,9 @@ def local_tensors(actor_critic: nn.Module, optimizer, wanted: Iterable[str] | No
             inner.state.pop(parameter, None)
             if kinds := [kind for kind in ADAM if f"{kind}.{name}" in wanted]:
                 inner.state[parameter] = {kind: _empty(kind, parameter) for kind in kinds}
-        tensors |= {f"{kind}.{name}": tensor for kind, tensor in inner.state.get(parameter, {}).items()}
+        tensors |= {
+            f"{kind}.{name}": tensor for kind, tensor in inner.state.get(parameter, {}).items()
+        }
     return tensors
 
 
@@ -189,10 +212,14 @@ def check_processes(checkpoint: Path, made: int, processes: int) -> None:
     """Raise `InputError` if another number of processes made a checkpoint: each has its own random states."""
     if made != processes:
         fix = f"launch it with --num_processes {made}"
-        raise InputError(f"{checkpoint}: made by {made} process{'es' * (made != 1)}, not {processes}: {fix}")
+        raise InputError(
+            f"{checkpoint}: made by {made} process{'es' * (made != 1)}, not {processes}: {fix}"
+        )
 
 
-def save_models(folder: Path, models: PPOModels, actor_critic: nn.Module, tokenizer, accelerator: Accelerator) -> None:
+def save_models(
+    folder: Path, models: PPOModels, actor_critic: nn.Module, tokenizer, accelerator: Accelerator
+) -> None:
     """Save policy and critic as adapter folders (or full models) with the tokenizer, as the other commands take them.
 
     Each replaces an older one when it is complete.

@@ -28,7 +28,8 @@ def critic_numbers(values: Tensor, scores: Tensor, mask: Tensor) -> dict[str, Te
     """
     tokens = MacroActions.from_starts(mask, mask)  # single tokens, without the holes between turns
     rewards = exact(macro_rewards(torch.zeros_like(values), scores, tokens))
-    values, targets = exact(tokens.sum(values)), rewards.flip(1).cumsum(1).flip(1)  # a value is of later rewards
+    # a value is of later rewards
+    values, targets = exact(tokens.sum(values)), rewards.flip(1).cumsum(1).flip(1)
     mask = tokens.mask.to(values.device)
     quarter, scores, last = quarters(mask), targets[:, 0], (mask.sum(1) - 1).clamp(min=0)
     known = values + scores[:, None] - targets  # with the scores of earlier turns
@@ -53,9 +54,12 @@ def critic_metrics(statistics: Mapping[str, Moments]) -> dict[str, float]:
     """
     names = {part: (f"target{part}", f"error{part}") for part in PARTS}
     row = {
-        f"score_explained_variance{x}": explained_variance(statistics[t], statistics[e]) for x, (t, e) in names.items()
+        f"score_explained_variance{x}": explained_variance(statistics[t], statistics[e])
+        for x, (t, e) in names.items()
     }
-    covariance = statistics["change times score"].mean - statistics["score"].mean * statistics["change"].mean
+    covariance = (
+        statistics["change times score"].mean - statistics["score"].mean * statistics["change"].mean
+    )
     variance = statistics["score"].variance
     return row | {
         "value_noise": statistics["step"].square ** 0.5,
@@ -63,6 +67,8 @@ def critic_metrics(statistics: Mapping[str, Moments]) -> dict[str, float]:
     }
 
 
-def diagnose_critic(values: Tensor, scores: Tensor, mask: Tensor, accelerator: Accelerator) -> dict[str, float]:
+def diagnose_critic(
+    values: Tensor, scores: Tensor, mask: Tensor, accelerator: Accelerator
+) -> dict[str, float]:
     """`critic_metrics` of the responses of all processes, from the tensors that `critic_numbers` takes."""
     return critic_metrics(moments(critic_numbers(values, scores, mask), accelerator))

@@ -16,7 +16,8 @@ from marlhf_lite.models.last_layer import has_plain_last_layer, position_ids
 from marlhf_lite.models.positions import shared_rope_limit
 from marlhf_lite.utils.errors import one_line
 
-CHECK_EVERY = 16  # steps between looks at whether all responses have ended, which wait for the device
+# steps between looks at whether all responses have ended, which wait for the device
+CHECK_EVERY = 16
 
 
 def has_plain_cache(model: PreTrainedModel) -> bool:
@@ -30,7 +31,15 @@ def has_plain_cache(model: PreTrainedModel) -> bool:
 class Decoder:
     """Responses to prompts [B, P], padded on the left, as far as they are sampled."""
 
-    def __init__(self, model: PreTrainedModel, ids: Tensor, mask: Tensor, sampling, ends: Sequence[int], pad: int):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        ids: Tensor,
+        mask: Tensor,
+        sampling,
+        ends: Sequence[int],
+        pad: int,
+    ):
         (rows, width), device = ids.shape, ids.device
         total = width + sampling.max_new_tokens
         self.model, self.pad, self.greedy = model, pad, sampling.temperature == 0
@@ -41,7 +50,10 @@ class Decoder:
             self.processors.append(TopKLogitsWarper(sampling.top_k))
         if sampling.top_p < 1:
             self.processors.append(TopPLogitsWarper(sampling.top_p))
-        self.cache, self.ends = StaticCache(model.config, total), torch.tensor(list(ends), device=device)
+        self.cache, self.ends = (
+            StaticCache(model.config, total),
+            torch.tensor(list(ends), device=device),
+        )
         self.tokens = torch.cat([ids, ids.new_full((rows, total - width), pad)], 1)
         self.seen = torch.zeros(rows, 1, 1, total, dtype=torch.bool, device=device)
         self.seen[..., :width] = mask.bool()[:, None, None]
@@ -56,7 +68,11 @@ class Decoder:
         """Sample the next token of each response."""
         self.seen.index_fill_(3, self.column, True)
         newest = self.tokens.index_select(1, self.column)
-        inputs = {"attention_mask": self.seen, "position_ids": self.position, "past_key_values": self.cache}
+        inputs = {
+            "attention_mask": self.seen,
+            "position_ids": self.position,
+            "past_key_values": self.cache,
+        }
         logits = self.model(input_ids=newest, **inputs).logits[:, -1]
         self.column += 1
         self.position += 1
@@ -77,7 +93,9 @@ class Decoder:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # nothing ran while it was captured
-            warnings.warn(f"sampling is slower, without a CUDA graph: {one_line(error)}", stacklevel=2)
+            warnings.warn(
+                f"sampling is slower, without a CUDA graph: {one_line(error)}", stacklevel=2
+            )
             return self.step
         return graph.replay
 
@@ -89,14 +107,18 @@ class Decoder:
             # As `torch.multinomial` draws, which may wait for the device to look for NaN.
             probabilities = self.processors(None, scores).softmax(-1)
             self.finite &= probabilities.isfinite().all()
-            token = (probabilities / torch.empty_like(probabilities).exponential_(1)).argmax(-1, keepdim=True)
+            token = (probabilities / torch.empty_like(probabilities).exponential_(1)).argmax(
+                -1, keepdim=True
+            )
         token = token.where(self.going[:, None], self.pad)
         self.tokens.index_copy_(1, self.column, token)
         self.going &= ~torch.isin(token[:, 0], self.ends)
 
 
 @torch.no_grad()
-def decode(model: PreTrainedModel, ids: Tensor, mask: Tensor, sampling, ends: Sequence[int], pad: int) -> Tensor:
+def decode(
+    model: PreTrainedModel, ids: Tensor, mask: Tensor, sampling, ends: Sequence[int], pad: int
+) -> Tensor:
     """Tokens [B, P + T'] of prompts and responses; T' is `max_new_tokens`, and what follows an end is `pad`.
 
     On a CPU the steps run without a graph. Raises `RuntimeError` if probabilities are not finite, as torch does.

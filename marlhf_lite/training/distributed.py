@@ -16,10 +16,14 @@ from marlhf_lite.utils.precision import has_float64
 Result = TypeVar("Result")
 
 
-def sum_over_processes(numbers: Mapping[str, Tensor | float], accelerator: Accelerator) -> dict[str, float]:
+def sum_over_processes(
+    numbers: Mapping[str, Tensor | float], accelerator: Accelerator
+) -> dict[str, float]:
     """Sum the named numbers over processes, in float64, with one wait for the device and the other processes."""
     device = accelerator.device if has_float64(accelerator.device) else "cpu"
-    stacked = torch.stack([torch.as_tensor(x, dtype=torch.float64, device=device) for x in numbers.values()])
+    stacked = torch.stack(
+        [torch.as_tensor(x, dtype=torch.float64, device=device) for x in numbers.values()]
+    )
     return dict(zip(numbers, accelerator.reduce(stacked, reduction="sum").tolist(), strict=True))
 
 
@@ -53,7 +57,9 @@ def shard_frozen(*frozen: nn.Module | None, beside: nn.Module, accelerator: Acce
     for model in filter(None, frozen):
         for weight in model.parameters():  # else each pass would round them to this format
             weight.data = weight.data.to(precision.param_dtype or weight.dtype)
-        for layer in [part for part in model.modules() if type(part).__name__ in model._no_split_modules]:
+        for layer in [
+            part for part in model.modules() if type(part).__name__ in model._no_split_modules
+        ]:
             fully_shard(layer, **policies, reshard_after_forward=True)
         fully_shard(model, **policies, reshard_after_forward=True)
 

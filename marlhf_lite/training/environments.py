@@ -32,7 +32,10 @@ from marlhf_lite.utils.user_code import line_of
 # What `step` returns for a dialogue, and its test: sums of rewards are in float32, texts are written as UTF-8.
 MOST = torch.finfo(torch.float32).max
 PARTS = {
-    "the observation": ("a text that UTF-8 can write", lambda x: isinstance(x, str) and x.encode() is not None),
+    "the observation": (
+        "a text that UTF-8 can write",
+        lambda x: isinstance(x, str) and x.encode() is not None,
+    ),
     "the reward": ("a finite number", lambda x: not isinstance(x, str) and abs(float(x)) <= MOST),
     "done": ("True or False", lambda x: x in (True, False)),
 }
@@ -79,19 +82,33 @@ class Dialogues:
         # Processes that share each layer take the same number of turns, until all are done, and end together.
         sharded = is_sharded(model)
         call = raise_on_all_ranks if sharded else lambda work, *arguments: work(*arguments)
-        dialogues = [Dialogue(text, state=x) for text, x in zip(prompts, call(self._reset, prompts), strict=True)]
+        dialogues = [
+            Dialogue(text, state=x)
+            for text, x in zip(prompts, call(self._reset, prompts), strict=True)
+        ]
         for turn in range(1, self.max_turns + 1):
             rows = [row for row, one in enumerate(dialogues) if not one.done]
             if not (gather_object(rows) if sharded else rows):
                 break
             speakers = rows or [0]  # nobody reads its turn
             replies = self._speak(
-                model, tokenizer, [dialogues[row] for row in speakers], sampling.of_turn(turn, speakers)
+                model,
+                tokenizer,
+                [dialogues[row] for row in speakers],
+                sampling.of_turn(turn, speakers),
             )
-            call(self._step_environment, tokenizer, [dialogues[row] for row in rows], replies[: len(rows)], turn)
+            call(
+                self._step_environment,
+                tokenizer,
+                [dialogues[row] for row in rows],
+                replies[: len(rows)],
+                turn,
+            )
         return from_turns(tokenizer, dialogues).to(next(model.parameters()).device)
 
-    def _speak(self, model, tokenizer, dialogues: list[Dialogue], sampling: Sampling) -> list[list[int]]:
+    def _speak(
+        self, model, tokenizer, dialogues: list[Dialogue], sampling: Sampling
+    ) -> list[list[int]]:
         """The tokens of the policy's next turn in each dialogue."""
         prompts = encode_prompts(tokenizer, [one.prompt for one in dialogues])
         before = [prompt + one.ids for prompt, one in zip(prompts, dialogues, strict=True)]
@@ -100,14 +117,24 @@ class Dialogues:
         new = zip(tokens[:, ids.shape[1] :].tolist(), mask.sum(1).tolist(), strict=True)
         return [row[:count] for row, count in new]
 
-    def _step_environment(self, tokenizer, dialogues: list[Dialogue], replies: list[list[int]], turn: int) -> None:
+    def _step_environment(
+        self, tokenizer, dialogues: list[Dialogue], replies: list[list[int]], turn: int
+    ) -> None:
         """Append the policy's turns to the dialogues, and the environment's answers."""
         if not dialogues:
             return
         texts = decode_continuation(tokenizer, replies)
         answers = self._step(dialogues, texts, turn)
-        for one, ids, response, (text, reward, done) in zip(dialogues, replies, texts, answers, strict=True):
-            one.turns.append({"span": [len(one.ids), len(one.ids) + len(ids)], "response": response, "reward": reward})
+        for one, ids, response, (text, reward, done) in zip(
+            dialogues, replies, texts, answers, strict=True
+        ):
+            one.turns.append(
+                {
+                    "span": [len(one.ids), len(one.ids) + len(ids)],
+                    "response": response,
+                    "reward": reward,
+                }
+            )
             one.ids, one.done = one.ids + ids, done
             if not done and turn < self.max_turns:
                 self._answer(tokenizer, one, text, turn)
@@ -117,10 +144,15 @@ class Dialogues:
         (ids,), answer = encode_continuation(tokenizer, [text]), {"observation": text}
         read = ids[: self.max_observation_length]
         if len(read) < len(ids):
-            answer = {"observation": decode_continuation(tokenizer, [read])[0], "observation_cut": len(ids) - len(read)}
+            answer = {
+                "observation": decode_continuation(tokenizer, [read])[0],
+                "observation_cut": len(ids) - len(read),
+            }
         message = make_message(tokenizer, read, before=dialogue.ids[-1:])
         if not message:
-            raise self._fault(turn, [dialogue.prompt], "the observation is empty: say something, or be done")
+            raise self._fault(
+                turn, [dialogue.prompt], "the observation is empty: say something, or be done"
+            )
         dialogue.turns[-1] |= answer
         dialogue.ids = dialogue.ids + message
 
@@ -144,18 +176,28 @@ class Dialogues:
             raise self._fault(0, prompts, reason)
         return list(states)
 
-    def _step(self, dialogues: list[Dialogue], texts: list[str], turn: int) -> list[tuple[str, float, bool]]:
+    def _step(
+        self, dialogues: list[Dialogue], texts: list[str], turn: int
+    ) -> list[tuple[str, float, bool]]:
         prompts = [one.prompt for one in dialogues]
-        answer = self._call(self.environment.step, turn, prompts, [one.state for one in dialogues], list(texts))
+        answer = self._call(
+            self.environment.step, turn, prompts, [one.state for one in dialogues], list(texts)
+        )
         lists = answer if isinstance(answer, Sequence) else []
-        sizes = [len(part) if isinstance(part, Sized) and not isinstance(part, str) else None for part in lists]
+        sizes = [
+            len(part) if isinstance(part, Sized) and not isinstance(part, str) else None
+            for part in lists
+        ]
         if sizes != [len(prompts)] * len(PARTS):
             fix = f"return (observations, rewards, dones), each with {len(prompts)} entries"
             raise self._fault(turn, prompts, f"step returned {answer!r:.60}: {fix}")
         for prompt, *parts in zip(prompts, *answer, strict=True):
             if reason := _wrong_part(parts):
                 raise self._fault(turn, [prompt], reason)
-        return [(observation, float(reward), bool(done)) for observation, reward, done in zip(*answer, strict=True)]
+        return [
+            (observation, float(reward), bool(done))
+            for observation, reward, done in zip(*answer, strict=True)
+        ]
 
     def _call(self, method: Callable, turn: int, prompts: Sequence[str], *arguments, **columns):
         try:
@@ -166,7 +208,9 @@ class Dialogues:
 
     def _fault(self, turn: int, prompts: Sequence[str], reason: str) -> ServerError:
         more = f", or of one of {len(prompts) - 1} more" if len(prompts) > 1 else ""
-        return ServerError(f"--environment {self.name}: turn {turn} of {prompts[0][:60]!r}{more}: {reason}")
+        return ServerError(
+            f"--environment {self.name}: turn {turn} of {prompts[0][:60]!r}{more}: {reason}"
+        )
 
 
 def _wrong_part(parts: Sequence) -> str:
@@ -182,7 +226,9 @@ def _wrong_part(parts: Sequence) -> str:
 
 def from_turns(tokenizer, dialogues: Sequence[Dialogue]) -> Rollout:
     """Make a rollout of dialogues."""
-    read = from_tokens(tokenizer, [one.prompt for one in dialogues], [one.ids for one in dialogues], ends=[])
+    read = from_tokens(
+        tokenizer, [one.prompt for one in dialogues], [one.ids for one in dialogues], ends=[]
+    )
     mask = torch.zeros_like(read.mask)
     for row, one in enumerate(dialogues):
         for turn in one.turns:
@@ -191,6 +237,8 @@ def from_turns(tokenizer, dialogues: Sequence[Dialogue]) -> Rollout:
         read,
         mask=mask,
         ended=torch.tensor([one.done for one in dialogues], dtype=torch.bool),
-        turn_rewards=pad_sequence([torch.tensor([t["reward"] for t in one.turns]) for one in dialogues], True),
+        turn_rewards=pad_sequence(
+            [torch.tensor([t["reward"] for t in one.turns]) for one in dialogues], True
+        ),
         turns=[one.turns for one in dialogues],
     )

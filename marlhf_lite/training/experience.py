@@ -16,14 +16,17 @@ class Batch:
 
     rollout: Rollout
     macro_actions: MacroActions
-    steps: MacroActions  # the units of GAE and losses: the macro actions, or single tokens (`--objective sae`)
+    # the units of GAE and losses: the macro actions, or single tokens (`--objective sae`)
+    steps: MacroActions
 
     def __len__(self) -> int:
         return len(self.rollout)
 
     def select(self, rows: Tensor | slice) -> "Batch":
         """Select some of the responses."""
-        return Batch(self.rollout.select(rows), self.macro_actions.select(rows), self.steps.select(rows))
+        return Batch(
+            self.rollout.select(rows), self.macro_actions.select(rows), self.steps.select(rows)
+        )
 
 
 @dataclass(frozen=True)
@@ -52,4 +55,6 @@ class Experience:
     @classmethod
     def concatenate(cls, parts: Sequence["Experience"]) -> "Experience":
         """Join those of all micro-batches."""
-        return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in vars(parts[0])})
+        return cls(
+            **{name: torch.cat([getattr(part, name) for part in parts]) for name in vars(parts[0])}
+        )

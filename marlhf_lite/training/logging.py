@@ -23,7 +23,9 @@ class RunLogger:
     `trackers` is an accelerator that logs to TensorBoard or Weights & Biases; None if a trainer of TRL does that.
     """
 
-    def __init__(self, run: "RunFolder | None", name: str = "ppo", trackers: Accelerator | None = None):
+    def __init__(
+        self, run: "RunFolder | None", name: str = "ppo", trackers: Accelerator | None = None
+    ):
         self.run, self.name, self.trackers = run, name, trackers
         self.history: list[dict] = []
 
@@ -32,7 +34,9 @@ class RunLogger:
         self.history.append(row)
         self._write("metrics", [row])
         if self.trackers:
-            self.trackers.log({name: x for name, x in row.items() if name != "update"}, step=row["update"])
+            self.trackers.log(
+                {name: x for name, x in row.items() if name != "update"}, step=row["update"]
+            )
 
     def log_samples(self, update: int, rollout: Rollout, macro_actions: MacroActions) -> None:
         """Record these responses every `SAMPLE_EVERY` updates."""
@@ -60,7 +64,9 @@ class RunLogger:
         # The checkpoint has cut the logs back to its own update.
         self.history = self.run.metrics()
         if len(self.history) != updates:
-            raise InputError(f"{self.run.path}: metrics of {len(self.history)} updates, not {updates}: start again")
+            raise InputError(
+                f"{self.run.path}: metrics of {len(self.history)} updates, not {updates}: start again"
+            )
 
 
 def sample_rows(update: int, rollout: Rollout, spans: Sequence[Sequence]) -> list[dict]:
@@ -73,7 +79,10 @@ def sample_rows(update: int, rollout: Rollout, spans: Sequence[Sequence]) -> lis
         "ended": rollout.ended.tolist(),
         "spans": spans,
     } | ({} if rollout.turns is None else {"turns": rollout.turns})
-    return [{"update": update} | dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return [
+        {"update": update} | dict(zip(columns, row, strict=True))
+        for row in zip(*columns.values(), strict=True)
+    ]
 
 
 def held_out_line(name: str, update: int, scores: dict[str, float]) -> str:
@@ -82,5 +91,9 @@ def held_out_line(name: str, update: int, scores: dict[str, float]) -> str:
     for key, label in (("score", "score"), ("gold", "gold score")):
         if f"{key}_mean" in scores:
             sft, wins = scores[f"{key}_sft"], scores[f"{key}_win_rate"]
-            parts.append(f"{label} {scores[f'{key}_mean']:.2f} (SFT {sft:.2f}, win rate {wins:.0%})")
-    return f"{name}: update {update}, held-out prompts: " + ", ".join([*parts, f"KL {scores['kl_k3']:.2f}"])
+            parts.append(
+                f"{label} {scores[f'{key}_mean']:.2f} (SFT {sft:.2f}, win rate {wins:.0%})"
+            )
+    return f"{name}: update {update}, held-out prompts: " + ", ".join(
+        [*parts, f"KL {scores['kl_k3']:.2f}"]
+    )

@@ -44,9 +44,15 @@ def moments(numbers: Mapping[str, Tensor], accelerator: Accelerator) -> dict[str
     sums: dict[str, Tensor | int] = {}
     for name, x in numbers.items():
         x = exact(x)
-        sums |= {f"{name} n": x.numel(), f"{name} total": x.sum(), f"{name} squares": x.square().sum()}
+        sums |= {
+            f"{name} n": x.numel(),
+            f"{name} total": x.sum(),
+            f"{name} squares": x.square().sum(),
+        }
     sums = sum_over_processes(sums, accelerator)
-    return {name: Moments(*(sums[f"{name} {what}"] for what in Moments._fields)) for name in numbers}
+    return {
+        name: Moments(*(sums[f"{name} {what}"] for what in Moments._fields)) for name in numbers
+    }
 
 
 def explained_variance(target: Moments, error: Moments) -> float:
@@ -58,7 +64,12 @@ def update_metrics(
     batch: Batch, old: Experience, config: PPOTrainerConfig, accelerator: Accelerator
 ) -> dict[str, float]:
     """Metrics of one update over all processes; `old` are of the whole batch."""
-    rollout, macro_actions, steps, mask = batch.rollout, batch.macro_actions, batch.steps, batch.rollout.mask
+    rollout, macro_actions, steps, mask = (
+        batch.rollout,
+        batch.macro_actions,
+        batch.steps,
+        batch.rollout.mask,
+    )
     means = {
         "score_mean": rollout.scores,
         "response_length": rollout.lengths,
@@ -68,7 +79,9 @@ def update_metrics(
         "macro_length": macro_actions.lengths[macro_actions.mask],
     }
     for estimator in ("k1", "k3"):  # of each response's KL(π || π_ref), in nats
-        means[f"kl_{estimator}"] = kl_per_token(old.logprobs, rollout.ref_logprobs, mask, estimator).sum(1)
+        means[f"kl_{estimator}"] = kl_per_token(
+            old.logprobs, rollout.ref_logprobs, mask, estimator
+        ).sum(1)
     if rollout.gold is not None:
         means["gold_mean"] = rollout.gold
     if rollout.turns is not None:
@@ -81,7 +94,9 @@ def update_metrics(
     # Explained variance is over tokens: each one's value against the return of its macro action.
     returns = exact(steps.broadcast(old.returns)[mask])
     numbers = means | {name: x[steps.mask] for name, x in elements.items()}
-    statistics = moments(numbers | {"return": returns, "error": returns - exact(old.values[mask])}, accelerator)
+    statistics = moments(
+        numbers | {"return": returns, "error": returns - exact(old.values[mask])}, accelerator
+    )
     row = {name: statistics[name].mean for name in means}
     return (
         row
@@ -91,7 +106,8 @@ def update_metrics(
             "explained_variance": explained_variance(statistics["return"], statistics["error"]),
             "kl_coef": config.kl_coef,
             # Mean pooling, as in the released code, divides each KL reward by the length of its macro action.
-            "effective_kl_coef": config.kl_coef / (row["macro_length"] if config.reward_pooling == "mean" else 1.0),
+            "effective_kl_coef": config.kl_coef
+            / (row["macro_length"] if config.reward_pooling == "mean" else 1.0),
             "tokens": int(statistics["response_length"].total),
         }
     )

@@ -31,7 +31,8 @@ class Objective:
 
     config: PPOTrainerConfig
 
-    mean = "token"  #: in the losses, over all tokens (or macro actions), or over each response first
+    # : in the losses, over all tokens (or macro actions), or over each response first
+    mean = "token"
     kl_estimator = "k1"  #: of the KL penalty; k1 is the log-ratio itself
     user_name = ""  #: the value of `--objective`, if it names a user's class
 
@@ -44,7 +45,9 @@ class Objective:
             outputs.logprobs, rollout.ref_logprobs, rollout.mask, config.kl_coef, self.kl_estimator
         )
         scores = shape_scores(rollout, config)
-        return macro.macro_rewards(token_rewards, scores, batch.steps, config.reward_pooling, config.rho, config.sigma)
+        return macro.macro_rewards(
+            token_rewards, scores, batch.steps, config.reward_pooling, config.rho, config.sigma
+        )
 
     def estimate(self, rewards: Tensor, values: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Â_τ and Q̂_τ = Â_τ + V(ω_τ), each [B, S], from rewards and values [B, S] by GAE (Appendix E).
@@ -53,7 +56,9 @@ class Objective:
         """
         return self.gae(rewards, values, batch, self.lam(batch))
 
-    def policy_loss(self, batch: Batch, outputs: ModelOutputs, old: Experience, count: Tensor) -> LossAndStats:
+    def policy_loss(
+        self, batch: Batch, outputs: ModelOutputs, old: Experience, count: Tensor
+    ) -> LossAndStats:
         """−min(ρ Â, clip(ρ, 1−ε, 1+ε) Â), with ρ = π / π_old of a token or of a macro action (Appendix E, 3.2.2).
 
         Return a loss and stats. The loss is the sum of the micro-batch's terms divided by `count`, the number of terms
@@ -71,7 +76,9 @@ class Objective:
             mean=self.mean,
         )
 
-    def value_loss(self, batch: Batch, outputs: ModelOutputs, old: Experience, count: Tensor) -> LossAndStats:
+    def value_loss(
+        self, batch: Batch, outputs: ModelOutputs, old: Experience, count: Tensor
+    ) -> LossAndStats:
         """½ max((V − Q̂)², (V_clipped − Q̂)²), of a token or of a macro action (Appendix E, Algorithm 1).
 
         Return a loss and stats, as `policy_loss` does.
@@ -98,7 +105,9 @@ class Objective:
         """λ of the advantages: one number, or one for each response [B, 1]."""
         return self.config.lam
 
-    def gae(self, rewards: Tensor, values: Tensor, batch: Batch, lam: float | Tensor) -> tuple[Tensor, Tensor]:
+    def gae(
+        self, rewards: Tensor, values: Tensor, batch: Batch, lam: float | Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Advantages and returns [B, S] with this λ."""
         return macro.gae(rewards, values, batch.steps.mask, self.config.gamma, lam)
 
@@ -110,15 +119,22 @@ class Objective:
 
         Raises `InputError` if a user's equation returns another shape.
         """
-        values = macro.macro_values(outputs.values, batch.steps, self.config.sigma)  # V(ω_τ) (Appendix D.1)
+        # V(ω_τ) (Appendix D.1)
+        values = macro.macro_values(outputs.values, batch.steps, self.config.sigma)
         with named_errors("objective", self.user_name):
             estimates = self.estimate(self.rewards(batch, outputs), values, batch)
             if not isinstance(estimates, tuple) or len(estimates) != 2:
                 raise InputError("estimate: return a tuple of advantages and returns")
             names = ("advantages", "returns")
-            advantages, returns = (clean(name, x, batch.steps.mask) for name, x in zip(names, estimates, strict=True))
+            advantages, returns = (
+                clean(name, x, batch.steps.mask) for name, x in zip(names, estimates, strict=True)
+            )
         return Experience(
-            outputs.logprobs.detach(), outputs.entropy.detach(), outputs.values.detach(), advantages, returns
+            outputs.logprobs.detach(),
+            outputs.entropy.detach(),
+            outputs.values.detach(),
+            advantages,
+            returns,
         )
 
     def counts(self, batch: Batch) -> Tensor:
@@ -140,24 +156,38 @@ class Objective:
         total, stats = 0.0 * (outputs.logprobs.sum() + outputs.values.sum()), {}
         for name, count, terms in zip(("policy", "value"), counts, normalizers[:2], strict=True):
             with named_errors("objective", self.user_name):
-                loss, parts = _checked_loss(name, getattr(self, f"{name}_loss")(batch, outputs, old, count))
+                loss, parts = _checked_loss(
+                    name, getattr(self, f"{name}_loss")(batch, outputs, old, count)
+                )
             total, stats[f"{name}_loss"] = total + loss, loss.detach()
             if "clip_fraction" in parts:
                 clipped = "clip_fraction" if name == "policy" else "value_clip_fraction"
                 stats[clipped] = parts["clip_fraction"] * parts["count"] / terms
-            share = batch.steps.token_mask.any(1).sum() / normalizers[2]  # of the step's responses, for custom stats
-            stats |= {f"{name}_{stat}": x * share for stat, x in parts.items() if stat not in OUR_STATS}
+            # of the step's responses, for custom stats
+            share = batch.steps.token_mask.any(1).sum() / normalizers[2]
+            stats |= {
+                f"{name}_{stat}": x * share for stat, x in parts.items() if stat not in OUR_STATS
+            }
         return total, stats
 
 
 def _checked_loss(name: str, returned: LossAndStats) -> LossAndStats:
     """Return a loss and its stats, as tensors without gradient. Raises `InputError` if an equation returned another."""
-    if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)) or returned[0].dim():
-        raise InputError(f"{name}_loss: return a tensor of one number, and a dict of stats, which may be empty")
+    if (
+        not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict))
+        or returned[0].dim()
+    ):
+        raise InputError(
+            f"{name}_loss: return a tensor of one number, and a dict of stats, which may be empty"
+        )
     stats = {stat: torch.as_tensor(x).detach() for stat, x in returned[1].items()}
     for stat, x in stats.items():
         if stat in ("loss", "grad_norm") or x.dim():
-            raise InputError(f"{name}_loss: the stat {stat}: return one number, by another name than loss or grad_norm")
+            raise InputError(
+                f"{name}_loss: the stat {stat}: return one number, by another name than loss or grad_norm"
+            )
     if "clip_fraction" in stats and "count" not in stats:
-        raise InputError(f"{name}_loss: stats with clip_fraction, but no count: add the number of its terms")
+        raise InputError(
+            f"{name}_loss: stats with clip_fraction, but no count: add the number of its terms"
+        )
     return returned[0], stats

@@ -29,7 +29,9 @@ class SAE(Objective):
     def batch(self, rollout: Rollout, macro_actions: macro.MacroActions) -> Batch:
         return Batch(rollout, macro_actions, macro_actions.single_tokens)
 
-    def gae(self, rewards: Tensor, values: Tensor, batch: Batch, lam: float | Tensor) -> tuple[Tensor, Tensor]:
+    def gae(
+        self, rewards: Tensor, values: Tensor, batch: Batch, lam: float | Tensor
+    ) -> tuple[Tensor, Tensor]:
         of_tokens = macro.border_lam(batch.macro_actions, lam)
         return super().gae(rewards, values, batch, batch.steps.sum(of_tokens))  # [B, S]
 
@@ -66,7 +68,13 @@ class K3(Objective):
     kl_estimator = "k3"
 
 
-OBJECTIVES: dict[str, type[Objective]] = {"released": Released, "sae": SAE, "vapo": VAPO, "vc_ppo": VCPPO, "k3": K3}
+OBJECTIVES: dict[str, type[Objective]] = {
+    "released": Released,
+    "sae": SAE,
+    "vapo": VAPO,
+    "vc_ppo": VCPPO,
+    "k3": K3,
+}
 # Of name=number: the attribute, and which numbers it takes.
 NUMBERS = {"vapo": ("alpha", lambda x: x > 0), "vc_ppo": ("critic_lam", lambda x: 0 <= x <= 1)}
 # Options without effect: steps of one token need no pooling, and vapo sets λ.
@@ -84,7 +92,9 @@ def make_objective(config: PPOTrainerConfig) -> Objective:
             value, default = getattr(config, option), getattr(PPOTrainerConfig, option)
             if value != default:
                 fix = f"give {default}, the default, or another objective"
-                raise InputError(f"--{option} {value}: it has no effect beside --objective {name}: {fix}")
+                raise InputError(
+                    f"--{option} {value}: it has no effect beside --objective {name}: {fix}"
+                )
     with named_errors("objective", config.objective):
         return kind(config)
 
@@ -113,7 +123,9 @@ def combined(names: str) -> type[Objective]:
         return type(kinds[0].__name__, kinds, {})
 
 
-def check_first_update(objective: Objective, batch: Batch, old: Experience, losses: dict[str, Tensor]) -> None:
+def check_first_update(
+    objective: Objective, batch: Batch, old: Experience, losses: dict[str, Tensor]
+) -> None:
     """Raise `InputError` if a custom objective makes numbers that are not finite, or needs the entropy's gradient.
 
     If the models' outputs are not finite, the objective is not to blame.
@@ -123,12 +135,16 @@ def check_first_update(objective: Objective, batch: Batch, old: Experience, loss
     named = {"advantages": old.advantages, "returns": old.returns} | losses
     wrong = [made for made, x in named.items() if not x.isfinite().all()]
     if wrong and all(x.isfinite().all() for x in given):
-        raise InputError(f"--objective {name}: {', '.join(wrong)} of the first update are not finite: correct it")
+        raise InputError(
+            f"--objective {name}: {', '.join(wrong)} of the first update are not finite: correct it"
+        )
     outputs = ModelOutputs(old.logprobs, old.entropy.clone().requires_grad_(), old.values)
     loss, _ = objective.losses(batch, outputs, old, objective.counts(batch))
     if loss.requires_grad:
         fix = "leave it out, or write outputs.entropy.detach() if it is a weight"
-        raise InputError(f"--objective {name}: a loss uses outputs.entropy, which has no gradient: {fix}")
+        raise InputError(
+            f"--objective {name}: a loss uses outputs.entropy, which has no gradient: {fix}"
+        )
 
 
 def _words(names: str) -> list[str]:
@@ -142,8 +158,12 @@ def _objective(name: str) -> type[Objective]:
     if is_user_code(name):
         kind = import_user_code("objective", name, known)
         if not (isinstance(kind, type) and issubclass(kind, Objective)):
-            raise InputError(f"--objective {name}: give a subclass of marlhf_lite.training.objective.Objective")
-        named = {word for ours in kind.__mro__ if not issubclass(Objective, ours) for word in vars(ours)}
+            raise InputError(
+                f"--objective {name}: give a subclass of marlhf_lite.training.objective.Objective"
+            )
+        named = {
+            word for ours in kind.__mro__ if not issubclass(Objective, ours) for word in vars(ours)
+        }
         if not named & {word for word in vars(Objective) if not word.startswith("__")}:
             equations = "rewards, estimate, policy_loss or value_loss"
             raise InputError(f"--objective {name}: changes no equation: name a method {equations}")

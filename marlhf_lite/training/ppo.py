@@ -33,8 +33,20 @@ from marlhf_lite.training.metrics import Clock, update_metrics
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.objectives import check_first_update, make_objective
 from marlhf_lite.training.optimizer import learning_rate_share, loss_scale, make_optimizer
-from marlhf_lite.training.rewards import EnvironmentReward, FunctionReward, score_responses, shape_scores
-from marlhf_lite.training.rollout import Rollout, Sampler, generate, generate_in_batches, is_remote, sampling_of
+from marlhf_lite.training.rewards import (
+    EnvironmentReward,
+    FunctionReward,
+    score_responses,
+    shape_scores,
+)
+from marlhf_lite.training.rollout import (
+    Rollout,
+    Sampler,
+    generate,
+    generate_in_batches,
+    is_remote,
+    sampling_of,
+)
 from marlhf_lite.training.runner import Runner
 from marlhf_lite.training.sampler_checks import check_sampled
 from marlhf_lite.utils.user_code import named_errors
@@ -79,7 +91,9 @@ class PPOTrainer(Runner):
         sampler: Sampler = generate,
         objective: type[Objective] | None = None,
     ):
-        super().__init__(config, prompts, run=run, held_out=held_out, name=name, accelerator=accelerator)
+        super().__init__(
+            config, prompts, run=run, held_out=held_out, name=name, accelerator=accelerator
+        )
         self.models, self.tokenizer, self.sampler = models, tokenizer, sampler
         self.gradient_checkpointing = models.gradient_checkpointing
         self.reward, self.termination, self.gold = reward, macro.as_rule(termination), gold
@@ -91,7 +105,10 @@ class PPOTrainer(Runner):
 
         # One optimizer from explicit lists of parameters, and one module for both models, so that data-parallel
         # wrappers see one forward and one backward pass.
-        self.learning_rates = {"policy": config.policy_learning_rate, "critic": config.critic_learning_rate}
+        self.learning_rates = {
+            "policy": config.policy_learning_rate,
+            "critic": config.critic_learning_rate,
+        }
         parameters = {role: trainable(getattr(models, role)) for role in self.learning_rates}
         optimizer = make_optimizer(parameters, self.learning_rates, config)
         actor_critic = ActorCritic(models.policy, models.critic)
@@ -99,9 +116,14 @@ class PPOTrainer(Runner):
         if isinstance(self.actor_critic, DistributedDataParallel):
             # All processes have the same buffers, and may differ in the number of passes of a dry run.
             self.actor_critic.broadcast_buffers = False
-        shard_frozen(models.reference, models.reward, beside=self.actor_critic, accelerator=self.accelerator)
+        shard_frozen(
+            models.reference, models.reward, beside=self.actor_critic, accelerator=self.accelerator
+        )
         groups = self.optimizer.param_groups
-        self.parameters = {x: [p for g in groups if g["name"] == x for p in g["params"]] for x in self.learning_rates}
+        self.parameters = {
+            x: [p for g in groups if g["name"] == x for p in g["params"]]
+            for x in self.learning_rates
+        }
         self.loss_scale = loss_scale(models.policy)
 
     def update(self, prompts: list[str]) -> dict[str, float]:
@@ -146,19 +168,28 @@ class PPOTrainer(Runner):
         # 4. Old outputs and advantages, from a first pass with the policy that sampled (section 3.2.2, Appendices D.1
         #    and E). With one minibatch it is also the pass of the first optimizer step, so its gradients are kept.
         #    Several minibatches, whitening and objectives that read other responses need all advantages before that.
-        reuses_first_pass = config.num_mini_batches == 1 and not config.whiten and not self.has_custom_objective
+        reuses_first_pass = (
+            config.num_mini_batches == 1 and not config.whiten and not self.has_custom_objective
+        )
         if reuses_first_pass:
-            old, stats = self.with_less_memory(self.forward_backward, batch, self.loss_normalizers(batch))
+            old, stats = self.with_less_memory(
+                self.forward_backward, batch, self.loss_normalizers(batch)
+            )
         else:
             old = self.objective.advantages(batch, self.with_less_memory(self.all_outputs, rollout))
         with named_errors("sampler", getattr(self.sampler, "name", "")):
             checked = check_sampled(rollout, self.models.policy, old.logprobs, self.accelerator)
         if config.whiten:
-            old = replace(old, advantages=macro.whiten(old.advantages, batch.steps.mask, self.accelerator.reduce))
+            old = replace(
+                old,
+                advantages=macro.whiten(old.advantages, batch.steps.mask, self.accelerator.reduce),
+            )
 
         # 5. Optimisation: clipped losses of policy and critic (section 3.2.2, Appendix E), in epochs and minibatches.
         epochs, steps = config.critic_epochs if critic_alone else config.num_ppo_epochs, []
-        for i, rows in enumerate(rows for _ in range(epochs) for rows in self._minibatches(len(batch))):
+        for i, rows in enumerate(
+            rows for _ in range(epochs) for rows in self._minibatches(len(batch))
+        ):
             if i > 0 or not reuses_first_pass:
                 part = batch.select(rows)
                 passed = (part, self.loss_normalizers(part), old.select(rows))
@@ -170,7 +201,9 @@ class PPOTrainer(Runner):
         row = update_metrics(batch, old, config, self.accelerator)
         from marlhf_lite.training.critic_metrics import diagnose_critic
 
-        row |= diagnose_critic(old.values, shape_scores(rollout, config), rollout.mask, self.accelerator)
+        row |= diagnose_critic(
+            old.values, shape_scores(rollout, config), rollout.mask, self.accelerator
+        )
         row |= {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]} | checked
         self.finish_update(row, at_start)
         return row
@@ -180,7 +213,9 @@ class PPOTrainer(Runner):
     def generate_rollout(self, prompts: list[str]) -> Rollout:
         """Responses of the current policy, sorted by length, so that micro-batches need little padding."""
         policy, process = self.models.policy.eval(), self.accelerator.process_index
-        names = tuple(f"{self.seed}/{self.updates_done}/{process}/{row}" for row in range(len(prompts)))
+        names = tuple(
+            f"{self.seed}/{self.updates_done}/{process}/{row}" for row in range(len(prompts))
+        )
         given = policy.model, self.tokenizer, prompts, replace(self.sampling, names=names)
         remote, size = is_remote(self.sampler), self.generation_batch_size
         with nullcontext() if remote else gathered_outside_layers(policy, root=self.actor_critic):
@@ -207,8 +242,12 @@ class PPOTrainer(Runner):
             rollout,
             ref_logprobs=torch.cat(logprobs).masked_fill(~rollout.mask, 0.0),
             scores=scores,
-            turn_rewards=rollout.turn_rewards if isinstance(self.reward, EnvironmentReward) else None,
-            gold=score_responses(FunctionReward(self.gold, "gold"), rollout).cpu() if self.gold else None,
+            turn_rewards=rollout.turn_rewards
+            if isinstance(self.reward, EnvironmentReward)
+            else None,
+            gold=score_responses(FunctionReward(self.gold, "gold"), rollout).cpu()
+            if self.gold
+            else None,
         )
 
     def _micro_batches(self, batch: Rollout | Batch) -> Sequence[slice]:
@@ -223,7 +262,10 @@ class PPOTrainer(Runner):
     # -- 3. segmentation ----------------------------------------------------------------------------------------------
 
     def segment(
-        self, rollout: Rollout, rule: macro.TerminationRule | None = None, config: PPOTrainerConfig | None = None
+        self,
+        rollout: Rollout,
+        rule: macro.TerminationRule | None = None,
+        config: PPOTrainerConfig | None = None,
     ) -> macro.MacroActions:
         """Macro actions of every response, by the trainer's own rule and options unless others are given.
 
@@ -258,7 +300,10 @@ class PPOTrainer(Runner):
         """
         parts, stats, micro_batches = [], {}, self._micro_batches(batch)
         for i, rows in enumerate(micro_batches):
-            part, sums = batch.select(rows), is_sharded(self.actor_critic) or i == len(micro_batches) - 1
+            part, sums = (
+                batch.select(rows),
+                is_sharded(self.actor_critic) or i == len(micro_batches) - 1,
+            )
             # Processes add up their gradients with the last micro-batch alone; FSDP2 would keep them whole until then.
             sync = nullcontext() if sums else self.accelerator.no_sync(self.actor_critic)
             with sync:
@@ -273,8 +318,12 @@ class PPOTrainer(Runner):
     @torch.no_grad()
     def all_outputs(self, rollout: Rollout) -> ModelOutputs:
         """Outputs of the policy that sampled and of the critic, in micro-batches; no gradient."""
-        parts = [self.compute_outputs(rollout.select(rows)) for rows in self._micro_batches(rollout)]
-        return ModelOutputs(*(torch.cat(x) for x in zip(*(vars(part).values() for part in parts), strict=True)))
+        parts = [
+            self.compute_outputs(rollout.select(rows)) for rows in self._micro_batches(rollout)
+        ]
+        return ModelOutputs(
+            *(torch.cat(x) for x in zip(*(vars(part).values() for part in parts), strict=True))
+        )
 
     def compute_outputs(self, rollout: Rollout) -> ModelOutputs:
         """One forward pass of policy and critic, with gradients if they are on."""
@@ -294,7 +343,8 @@ class PPOTrainer(Runner):
     def _minibatches(self, count: int) -> Sequence[Tensor]:
         """The rows of each optimizer step of an epoch."""
         if self.config.num_mini_batches == 1:
-            return [torch.arange(count)]  # the order changes nothing: keep responses of like length together
+            # the order changes nothing: keep responses of like length together
+            return [torch.arange(count)]
         return torch.randperm(count).tensor_split(min(self.config.num_mini_batches, count))
 
     def optimizer_step(self, stats: dict[str, Tensor]) -> dict[str, float]:
@@ -304,7 +354,10 @@ class PPOTrainer(Runner):
             for parameter in chain(*self.parameters.values()):
                 parameter.grad /= self.loss_scale
         most = self.config.max_grad_norm
-        norms = {x: full_tensor(torch.nn.utils.clip_grad_norm_(ps, most)) for x, ps in self.parameters.items()}
+        norms = {
+            x: full_tensor(torch.nn.utils.clip_grad_norm_(ps, most))
+            for x, ps in self.parameters.items()
+        }
         # The one place of an optimizer step where the CPU waits for the device, and processes for each other.
         row = sum_over_processes(stats, self.accelerator)
         row |= {f"{role}_grad_norm": float(norm) for role, norm in norms.items()}
@@ -312,7 +365,8 @@ class PPOTrainer(Runner):
         if self.updates_done < self.config.critic_warmup:  # the critic learns alone at first
             for parameter in self.parameters["policy"]:
                 parameter.grad = None
-        if not skip or self.accelerator.scaler is not None:  # the scaler of fp16 leaves such steps out by itself
+        # the scaler of fp16 leaves such steps out by itself
+        if not skip or self.accelerator.scaler is not None:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return row | {"skipped_steps": float(skip)}

@@ -29,7 +29,9 @@ def bradley_terry(chosen: Tensor, rejected: Tensor) -> Tensor:
     return -logsigmoid(chosen - rejected).mean()
 
 
-def bradley_terry_all(chosen: Tensor, rejected: Tensor, chosen_ids: Tensor, rejected_ids: Tensor, masks) -> Tensor:
+def bradley_terry_all(
+    chosen: Tensor, rejected: Tensor, chosen_ids: Tensor, rejected_ids: Tensor, masks
+) -> Tensor:
     """The released code's loss: for each pair the mean over all tokens from where it diverges to the longer one's end.
 
     Scores and ids are [B, L], right-padded; `masks` are those of chosen and rejected. This shapes the scores before the
@@ -40,7 +42,10 @@ def bradley_terry_all(chosen: Tensor, rejected: Tensor, chosen_ids: Tensor, reje
     from_divergence = differs.long().cumsum(1) > 0
     counted = from_divergence & (masks[0] | masks[1])
     # After its end the shorter response keeps its last score; the released code reads scores of padding there.
-    held = [torch.where(m, s, last_scores(s, m)[:, None]) for s, m in zip((chosen, rejected), masks, strict=True)]
+    held = [
+        torch.where(m, s, last_scores(s, m)[:, None])
+        for s, m in zip((chosen, rejected), masks, strict=True)
+    ]
     # Each pair weighs the same, however many tokens are compared.
     terms = -logsigmoid(held[0] - held[1])
     per_pair = (terms * counted).sum(1) / counted.sum(1).clamp(min=1)
@@ -59,13 +64,21 @@ class _PairLoss(RewardTrainer):
         if self.loss_kind == "last":
             loss = bradley_terry(chosen, rejected)
         else:
-            loss = bradley_terry_all(*scores.chunk(2), *inputs["input_ids"].chunk(2), masks=mask.chunk(2))
+            loss = bradley_terry_all(
+                *scores.chunk(2), *inputs["input_ids"].chunk(2), masks=mask.chunk(2)
+            )
         # TRL averages these over the micro-batches of a step and logs those of the main process.
-        means = torch.stack([(chosen > rejected).float().mean(), (chosen - rejected).detach().mean()])
+        means = torch.stack(
+            [(chosen > rejected).float().mean(), (chosen - rejected).detach().mean()]
+        )
         means = self.accelerator.reduce(means, reduction="mean").tolist()
         for name, mean in zip(("accuracy", "margin"), means, strict=True):
             self._metrics["train" if model.training else "eval"][name].append(mean)
-        return (loss, {"chosen": chosen.detach(), "rejected": rejected.detach()}) if return_outputs else loss
+        return (
+            (loss, {"chosen": chosen.detach(), "rejected": rejected.detach()})
+            if return_outputs
+            else loss
+        )
 
     def _scores(self, model, tokens: Tensor, mask: Tensor) -> Tensor:
         """[B, L] scores at every position."""
@@ -73,9 +86,16 @@ class _PairLoss(RewardTrainer):
         # hidden states of the backbone.
         classifier, states = unwrap_peft(self.accelerator.unwrap_model(model)), []
         backbone = getattr(classifier, classifier.base_model_prefix)
-        hook = backbone.register_forward_hook(lambda _, __, out: states.append(out.last_hidden_state))
+        hook = backbone.register_forward_hook(
+            lambda _, __, out: states.append(out.last_hidden_state)
+        )
         try:
-            model(input_ids=tokens, attention_mask=mask.long(), position_ids=position_ids(mask), use_cache=False)
+            model(
+                input_ids=tokens,
+                attention_mask=mask.long(),
+                position_ids=position_ids(mask),
+                use_cache=False,
+            )
         finally:
             hook.remove()
         return score_states(classifier, states[0])
@@ -106,7 +126,9 @@ def train_reward_model(
     def make(trainer_config: TrainerConfig) -> PairTrainer:
         trainer = PairTrainer(
             model=model,
-            args=RewardConfig(max_length=None, **stage_arguments(output, seed, config, trainer_config, "rm")),
+            args=RewardConfig(
+                max_length=None, **stage_arguments(output, seed, config, trainer_config, "rm")
+            ),
             train_dataset=pair_dataset(tokenizer, rows, lengths.max_response_length),
             processing_class=tokenizer,
         )
@@ -114,10 +136,15 @@ def train_reward_model(
         return trainer
 
     saving = {"tokenizer": tokenizer, "output": output, "name": "reward model", "resume": resume}
-    return train_stage(make, model, trainer_config or TrainerConfig(), config.rm_batch_size, **saving)
+    return train_stage(
+        make, model, trainer_config or TrainerConfig(), config.rm_batch_size, **saving
+    )
 
 
 def pair_accuracy(reward: ModelReward, tokenizer, rows: datasets.Dataset, limit: int) -> float:
     """Return the share of pairs whose chosen response scores higher; ties count half."""
-    chosen, rejected = (reward(from_texts(tokenizer, rows["prompt"], rows[s], limit)) for s in ("chosen", "rejected"))
+    chosen, rejected = (
+        reward(from_texts(tokenizer, rows["prompt"], rows[s], limit))
+        for s in ("chosen", "rejected")
+    )
     return (torch.sign(chosen - rejected) / 2 + 0.5).mean().item()

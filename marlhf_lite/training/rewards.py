@@ -23,7 +23,9 @@ class ModelReward:
     tokenizer scores the rollout that `read` makes of a rollout.
     """
 
-    def __init__(self, model: ScalarHeadModel, micro_batch_size: int = 64, read: Callable | None = None):
+    def __init__(
+        self, model: ScalarHeadModel, micro_batch_size: int = 64, read: Callable | None = None
+    ):
         self.model, self.micro_batch_size, self.read = model, micro_batch_size, read
 
     @torch.no_grad()
@@ -32,14 +34,21 @@ class ModelReward:
         self.model.eval()
         rollout = self.read(rollout) if self.read else rollout
         scores, self.micro_batch_size = in_batches(
-            partial(self._score_rows, rollout), len(rollout), self.micro_batch_size, alone=not is_sharded(self.model)
+            partial(self._score_rows, rollout),
+            len(rollout),
+            self.micro_batch_size,
+            alone=not is_sharded(self.model),
         )
         return torch.cat(scores)
 
     def _score_rows(self, rollout: Rollout, rows: slice) -> Tensor:
         part, device = rollout.select(rows).trim(), next(self.model.parameters()).device
         # Only scores from the earliest end on are read.
-        inputs = part.tokens.to(device), part.attention_mask.to(device), part.mask.shape[1] - int(part.ends.min())
+        inputs = (
+            part.tokens.to(device),
+            part.attention_mask.to(device),
+            part.mask.shape[1] - int(part.ends.min()),
+        )
         return part.at_last_token(self.model(*inputs))
 
 
@@ -60,7 +69,9 @@ class FunctionReward:
             return list(scores) if isinstance(scores, Iterator) else scores  # a generator runs here
         except (Exception, SystemExit) as error:  # a user's function may raise anything
             reason = one_line(error)
-            raise InputError(f"reward {self.name}: raised {reason}: fix it, then continue by --resume") from error
+            raise InputError(
+                f"reward {self.name}: raised {reason}: fix it, then continue by --resume"
+            ) from error
 
     def metrics(self) -> dict[str, float]:
         """Return the function's own metrics of the last responses, if it has any."""
@@ -78,18 +89,25 @@ class EnvironmentReward:
         return rollout.turn_rewards.sum(1)
 
 
-def score_responses(reward: Callable[[Rollout], Tensor | Sequence[float]], rollout: Rollout) -> Tensor:
+def score_responses(
+    reward: Callable[[Rollout], Tensor | Sequence[float]], rollout: Rollout
+) -> Tensor:
     """[B] scores in float32, on the rollout's device. Raises `InputError` unless they are B finite numbers."""
     return checked_scores(reward, rollout).float().to(rollout.tokens.device)
 
 
-def checked_scores(reward: Callable[[Rollout], Tensor | Sequence[float]], rollout: Rollout) -> Tensor:
+def checked_scores(
+    reward: Callable[[Rollout], Tensor | Sequence[float]], rollout: Rollout
+) -> Tensor:
     """[B] scores as the reward gives them, numbers in float64. Raises as `score_responses`.
 
     The reward gets a copy of the rollout, which it may sort or change.
     """
     scores, count = reward(rollout.copy()), len(rollout)
-    source, fix = f"reward {getattr(reward, 'name', '')}".strip(), "return one finite number per response, in a list"
+    source, fix = (
+        f"reward {getattr(reward, 'name', '')}".strip(),
+        "return one finite number per response, in a list",
+    )
     try:
         if not isinstance(scores, Tensor):
             values = scores.tolist() if hasattr(scores, "tolist") else scores  # of numpy or pandas
@@ -98,7 +116,9 @@ def checked_scores(reward: Callable[[Rollout], Tensor | Sequence[float]], rollou
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise InputError(f"{source}: returned {scores!r:.200} ({error}): {fix}") from None
     if scores.shape != (count,):
-        raise InputError(f"{source}: returned scores of shape {tuple(scores.shape)} for {count} responses: {fix}")
+        raise InputError(
+            f"{source}: returned scores of shape {tuple(scores.shape)} for {count} responses: {fix}"
+        )
     if len(wrong):
         row = int(wrong[0, 0])
         raise InputError(f"{source}: scores[{row}] is {scores[row].item()}: {fix}")

@@ -52,7 +52,12 @@ class Sampling:
         common |= {"min_new_tokens": self.min_new_tokens} if self.min_new_tokens else {}
         if self.temperature == 0:
             return common | {"do_sample": False}
-        return common | {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+        return common | {
+            "do_sample": True,
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+        }
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,8 @@ class Rollout:
     ref_logprobs: Tensor | None = None  #: [B, T] log π_ref, in nats
     scores: Tensor | None = None  #: [B] the reward of each response, as it was given
     gold: Tensor | None = None  #: [B] true scores, if they are known; never trained on
-    turn_rewards: Tensor | None = None  #: [B, K] of an environment, a number for each turn; 0 on padding
+    # : [B, K] of an environment, a number for each turn; 0 on padding
+    turn_rewards: Tensor | None = None
     turns: list[list[dict]] | None = None  #: what was said in each, see `environments.Dialogue`
 
     def __len__(self) -> int:
@@ -118,7 +124,9 @@ class Rollout:
 
     def to(self, device) -> "Rollout":
         """The same rollout on another device."""
-        return Rollout(**{name: x.to(device) if isinstance(x, Tensor) else x for name, x in vars(self).items()})
+        return Rollout(
+            **{name: x.to(device) if isinstance(x, Tensor) else x for name, x in vars(self).items()}
+        )
 
     def trim(self) -> "Rollout":
         """The rollout without columns that are padding in every row; `widen` gives results their T back."""
@@ -128,9 +136,14 @@ class Rollout:
         prompts = self.attention_mask[:, : self.prompt_width].sum(1)
         longest, width = torch.stack([prompts.max(), self.ends.max().clamp(min=1)]).tolist()
         start = self.prompt_width - longest
-        read, by_token = slice(start, self.prompt_width + width), ("mask", "sampled_logprobs", "ref_logprobs")
+        read, by_token = (
+            slice(start, self.prompt_width + width),
+            ("mask", "sampled_logprobs", "ref_logprobs"),
+        )
         narrow = {name: x[:, :width] for name in by_token if (x := getattr(self, name)) is not None}
-        return replace(self, tokens=self.tokens[:, read], attention_mask=self.attention_mask[:, read], **narrow)
+        return replace(
+            self, tokens=self.tokens[:, read], attention_mask=self.attention_mask[:, read], **narrow
+        )
 
     def widen(self, x: Tensor) -> Tensor:
         """Pad a result [B, T'] of the trimmed rollout with zeros to [B, T]."""
@@ -180,7 +193,11 @@ def longest_response(sampler: Sampler, tokenizer, new_tokens: int) -> int:
 
 def sampling_of(options: SamplingConfig, max_response_length: int) -> Sampling:
     """The sampling that a command's options ask for."""
-    limits = {"top_k": options.top_k, "top_p": options.top_p, "min_new_tokens": options.min_response_length}
+    limits = {
+        "top_k": options.top_k,
+        "top_p": options.top_p,
+        "min_new_tokens": options.min_response_length,
+    }
     return Sampling(max_response_length, options.temperature, **limits)
 
 
@@ -232,7 +249,9 @@ def generate(model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Ro
     return _make_rollout(tokenizer, prompts, tokens, attention_mask.to(tokens.device), mask, ended)
 
 
-def sample(model, tokenizer, ids: Tensor, attention_mask: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
+def sample(
+    model, tokenizer, ids: Tensor, attention_mask: Tensor, sampling: Sampling
+) -> tuple[Tensor, Tensor, Tensor]:
     """Continue token ids [B, P], padded on the left: `(tokens [B, P+T], mask [B, T], ended [B])`.
 
     By a graph on a GPU, if the model and the sampling allow it (see `decoding`); else by transformers' `generate`.
@@ -251,7 +270,8 @@ def sample(model, tokenizer, ids: Tensor, attention_mask: Tensor, sampling: Samp
             attention_mask=attention_mask,
             pad_token_id=pad_id,
             eos_token_id=ends,
-            synced_gpus=is_sharded(model),  # a process that is done runs on until all are: they gather layers together
+            # a process that is done runs on until all are: they gather layers together
+            synced_gpus=is_sharded(model),
             **sampling.arguments(),
         )
     tokens = tokens.clone()  # outside, where passes with gradients may keep it
@@ -270,7 +290,9 @@ def generate_in_batches(
     def attempt(rows: slice) -> Rollout:
         states = random_states()
         try:
-            return sampler(model, tokenizer, prompts[rows], replace(sampling, names=sampling.names[rows]))
+            return sampler(
+                model, tokenizer, prompts[rows], replace(sampling, names=sampling.names[rows])
+            )
         except RuntimeError as error:
             if should_reduce_batch_size(error):
                 set_random_states(states)
@@ -292,10 +314,16 @@ def merged_adapter(model: nn.Module) -> Iterator[None]:
     that are sharded, quantised, or of another module too (tied), or if the copies would be too large.
     """
     tied = tied_layers(model)
-    layers = [module for module in model.modules() if isinstance(module, LoraLayer) and module not in tied]
-    weights = list(dict.fromkeys(p for layer in layers for p in layer.get_base_layer().parameters()))
+    layers = [
+        module for module in model.modules() if isinstance(module, LoraLayer) and module not in tied
+    ]
+    weights = list(
+        dict.fromkeys(p for layer in layers for p in layer.get_base_layer().parameters())
+    )
     size = sum(weight.numel() * weight.element_size() for weight in weights)
-    plain = all(weight.dtype == torch.float32 and not hasattr(weight, "full_tensor") for weight in weights)
+    plain = all(
+        weight.dtype == torch.float32 and not hasattr(weight, "full_tensor") for weight in weights
+    )
     if not weights or is_sharded(model) or not plain or size > _merge_limit(weights[0].device):
         yield
         return
@@ -318,7 +346,9 @@ def merged_adapter(model: nn.Module) -> Iterator[None]:
 def _merge_limit(device: torch.device) -> int:
     """Bytes that merged copies may take: a share of a GPU's memory, 1 GiB elsewhere."""
     gpu = device.type == "cuda"
-    return int(torch.cuda.get_device_properties(device).total_memory * MERGED_SHARE) if gpu else 2**30
+    return (
+        int(torch.cuda.get_device_properties(device).total_memory * MERGED_SHARE) if gpu else 2**30
+    )
 
 
 @contextmanager
@@ -362,7 +392,9 @@ def concatenate(parts: Sequence[Rollout], pad_token_id: int) -> Rollout:
         mask=torch.cat([widen(part.mask, part, False) for part in parts]),
         ended=torch.cat([part.ended for part in parts]),
         turns=None if turns[0] is None else list(chain(*turns)),
-        turn_rewards=None if rewards[0] is None else pad_sequence(list(chain(*rewards)), batch_first=True),
+        turn_rewards=None
+        if rewards[0] is None
+        else pad_sequence(list(chain(*rewards)), batch_first=True),
     )
 
 
@@ -381,11 +413,14 @@ def from_tokens(
     ids, attention_mask = pad(encode_prompts(tokenizer, prompts), tokenizer.pad_token_id, left=True)
     tokens, mask = pad(response_ids, tokenizer.pad_token_id, left=False)
     ended = torch.tensor([len(ids) > 0 and int(ids[-1]) in ends for ids in response_ids])
-    return _make_rollout(tokenizer, prompts, torch.cat([ids, tokens], 1), attention_mask, mask.bool(), ended)
+    return _make_rollout(
+        tokenizer, prompts, torch.cat([ids, tokens], 1), attention_mask, mask.bool(), ended
+    )
 
 
 def _make_rollout(tokenizer, prompts, tokens, prompt_mask, mask, ended) -> Rollout:
-    rows = torch.cat([mask.sum(1, keepdim=True), tokens[:, prompt_mask.shape[1] :]], 1).tolist()  # one wait for all
+    # one wait for all
+    rows = torch.cat([mask.sum(1, keepdim=True), tokens[:, prompt_mask.shape[1] :]], 1).tolist()
     responses = decode_continuation(tokenizer, [ids[:length] for length, *ids in rows])
     attention_mask = torch.cat([prompt_mask, mask.long()], 1)
     return Rollout(list(prompts), responses, tokens, attention_mask, mask, ended)

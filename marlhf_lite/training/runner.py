@@ -62,7 +62,9 @@ class Runner:
             setattr(self, size, getattr(config, size))
             setattr(self, f"asked_{size}", getattr(config, size))
         self.logger = RunLogger(run, name, self.accelerator)
-        self.checkpoints = Checkpoints(run, config.save_total_limit, self.accelerator) if run else None
+        self.checkpoints = (
+            Checkpoints(run, config.save_total_limit, self.accelerator) if run else None
+        )
 
     @property
     def history(self) -> list[dict]:
@@ -71,7 +73,9 @@ class Runner:
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
-    def train(self, resume: bool = False, asked_to_stop: Callable[[], bool] = lambda: False) -> list[dict]:
+    def train(
+        self, resume: bool = False, asked_to_stop: Callable[[], bool] = lambda: False
+    ) -> list[dict]:
         """Make all updates; return the metrics of each, which are also in the run's metrics.jsonl.
 
         With `resume` the run continues from its last checkpoint, bit by bit as if it had not been stopped. It stops
@@ -79,7 +83,8 @@ class Runner:
         becomes true.
         """
         keep_freed_memory()
-        torch.manual_seed(self.seed + 100_003 * self.accelerator.process_index)  # no process of another seed
+        # no process of another seed
+        torch.manual_seed(self.seed + 100_003 * self.accelerator.process_index)
         if resume:
             self._resume()
         if not self.micro_batch_size or self.gradient_checkpointing == "auto":
@@ -89,10 +94,14 @@ class Runner:
         batches = islice(stream, self.updates_done, None)
         stop = bool(self.history) and self._is_beyond_kl_ceiling(self.history[-1])
         hidden = not self.accelerator.is_local_main_process
-        with tqdm(total=self.total_updates, initial=self.updates_done, desc=self.name, disable=hidden) as bar:
+        with tqdm(
+            total=self.total_updates, initial=self.updates_done, desc=self.name, disable=hidden
+        ) as bar:
             while not stop and self.updates_done < self.total_updates:
                 row = self._update_or_save(next(batches))
-                bar.set_postfix({k: f"{row[k]:z.2f}" for k in ("score_mean", "gold_mean", "kl_k3") if k in row})
+                bar.set_postfix(
+                    {k: f"{row[k]:z.2f}" for k in ("score_mean", "gold_mean", "kl_k3") if k in row}
+                )
                 bar.update()
                 stop = self._is_beyond_kl_ceiling(row)
                 if self.held_out and self._is_due(self.config.eval_every, last=stop):
@@ -117,7 +126,9 @@ class Runner:
 
     def _is_due(self, every: int, last: bool) -> bool:
         """Whether work that is done every `every` updates, and after the last one, is due."""
-        return bool(every) and (self.updates_done % every == 0 or last or self.updates_done == self.total_updates)
+        return bool(every) and (
+            self.updates_done % every == 0 or last or self.updates_done == self.total_updates
+        )
 
     def _is_beyond_kl_ceiling(self, row: dict[str, float]) -> bool:
         ceiling = self.config.kl_ceiling
@@ -127,7 +138,9 @@ class Runner:
         self.logger.write_line(f"{self.name}: stopped at update {row['update']}: {kl}")
         return True
 
-    def record(self, row: dict, clock: Clock, rollout: Rollout, macro_actions: macro.MacroActions) -> dict[str, float]:
+    def record(
+        self, row: dict, clock: Clock, rollout: Rollout, macro_actions: macro.MacroActions
+    ) -> dict[str, float]:
         """Log an update's metrics and some of its responses; return the metrics, with counts and times."""
         self.generated_tokens += row["tokens"]
         row = {"update": self.updates_done} | row | {"generated_tokens": self.generated_tokens}
@@ -135,8 +148,11 @@ class Runner:
         row |= {"tokens_per_second": row["tokens"] / seconds, "seconds": seconds}
         row |= {f"seconds_{phase}": spent for phase, spent in clock.seconds.items()}
         self.logger.log_update(row)
-        shown = slice(None, None, max(len(rollout) // SAMPLES, 1))  # sorted by length: short and long ones
-        self.logger.log_samples(self.updates_done, rollout.select(shown), macro_actions.select(shown))
+        # sorted by length: short and long ones
+        shown = slice(None, None, max(len(rollout) // SAMPLES, 1))
+        self.logger.log_samples(
+            self.updates_done, rollout.select(shown), macro_actions.select(shown)
+        )
         if self.updates_done == 1 or self._is_due(self.config.checkpoint_every, last=False):
             self.with_less_memory(sampler_checks.check_forms, self, rollout, alone=True)
         return row
@@ -154,7 +170,10 @@ class Runner:
         if at_start and not row["skipped_steps"]:
             critic_alone = self.updates_done < self.config.critic_warmup
             # If all scores are 0, a head of zero is right, and nothing is to be learned.
-            moving = {"policy": row["advantage_rms"] and not critic_alone, "critic": row["value_loss"]}
+            moving = {
+                "policy": row["advantage_rms"] and not critic_alone,
+                "critic": row["value_loss"],
+            }
             rates = {role: f"--{role}_learning_rate" for role, moves in moving.items() if moves}
             fix = "; with a custom --objective, build its loss on `outputs` (`old` has no gradient)"
             safeguards.check_moved(at_start, self.parameters, rates, fix)
@@ -170,12 +189,20 @@ class Runner:
     def counters(self) -> dict[str, float]:
         """What changes while training, other than weights, optimizer and random generators."""
         sizes = [f"{asked}{name}" for asked in ("", "asked_") for name in BATCH_SIZES]
-        names = ("updates_done", "generated_tokens", "nonfinite_in_row", "gradient_checkpointing", *sizes)
+        names = (
+            "updates_done",
+            "generated_tokens",
+            "nonfinite_in_row",
+            "gradient_checkpointing",
+            *sizes,
+        )
         return {name: getattr(self, name) for name in names}
 
     def _resume(self) -> None:
         if self.checkpoints is None:
-            raise InputError("resume: a trainer without a run folder has no checkpoints: give it one")
+            raise InputError(
+                "resume: a trainer without a run folder has no checkpoints: give it one"
+            )
         for name, value in self.checkpoints.load(self.actor_critic, self.optimizer).items():
             setattr(self, name, value)
         if self.gradient_checkpointing is True:
@@ -230,7 +257,9 @@ class Runner:
         self.gradient_checkpointing = self.gradient_checkpointing is True
         self.micro_batch_size = size = min(gather_object([self.micro_batch_size]))
         how = f" (gradient_checkpointing {self.gradient_checkpointing})" if undecided else ""
-        self.logger.write_line(f"micro_batch_size {size}: the most that fits of {most} of the longest responses{how}")
+        self.logger.write_line(
+            f"micro_batch_size {size}: the most that fits of {most} of the longest responses{how}"
+        )
         return size
 
     def _recompute_activations(self) -> None:
@@ -240,7 +269,9 @@ class Runner:
 
     def _shrink(self, attempt: Callable, size: int, alone: bool):
         start_over = self.optimizer.zero_grad
-        return with_less_memory(attempt, size, "--micro_batch_size {}", alone=alone, start_over=start_over)[0]
+        return with_less_memory(
+            attempt, size, "--micro_batch_size {}", alone=alone, start_over=start_over
+        )[0]
 
     def _dry_run(self, share: int) -> None:
         """Two micro-batches of the longest possible responses, the second on top of the first one's gradients.
@@ -251,23 +282,35 @@ class Runner:
         rollout = longest_rollout(
             rows=min(2 * self.micro_batch_size, share),
             prompt_tokens=max(map(len, encode_prompts(self.tokenizer, self.prompts))),
-            response_tokens=longest_response(self.sampler, self.tokenizer, self.sampling.max_new_tokens),
+            response_tokens=longest_response(
+                self.sampler, self.tokenizer, self.sampling.max_new_tokens
+            ),
             token=self.tokenizer.eos_token_id,
             device=self.accelerator.device,
         )
-        batch = self.objective.batch(rollout, macro.FixedNGram(1)(rollout.mask))  # the most that segmentation can need
+        # the most that segmentation can need
+        batch = self.objective.batch(rollout, macro.FixedNGram(1)(rollout.mask))
         # Processes may differ in how often they try; not under FSDP2, whose gradients `zero_grad` finds only as sums.
-        no_sync = nullcontext() if is_sharded(self.actor_critic) else self.accelerator.no_sync(self.actor_critic)
+        no_sync = (
+            nullcontext()
+            if is_sharded(self.actor_critic)
+            else self.accelerator.no_sync(self.actor_critic)
+        )
         with no_sync:
             self.forward_backward(batch, self.objective.counts(batch))
         del moments
         self.optimizer.zero_grad(set_to_none=True)
 
 
-def longest_rollout(rows: int, prompt_tokens: int, response_tokens: int, token: int, device) -> Rollout:
+def longest_rollout(
+    rows: int, prompt_tokens: int, response_tokens: int, token: int, device
+) -> Rollout:
     """A scored rollout of `rows` responses that fill every column: what needs most memory."""
     tokens = torch.full((rows, prompt_tokens + response_tokens), token, device=device)
     mask = torch.ones(rows, response_tokens, dtype=torch.bool, device=device)
-    logprobs, scores = torch.zeros(rows, response_tokens, device=device), torch.zeros(rows, device=device)
+    logprobs, scores = (
+        torch.zeros(rows, response_tokens, device=device),
+        torch.zeros(rows, device=device),
+    )
     texts, scored = [""] * rows, {"ref_logprobs": logprobs, "scores": scores}
     return Rollout(texts, texts, tokens, torch.ones_like(tokens), mask, ended=mask[:, 0], **scored)

@@ -12,25 +12,34 @@ from marlhf_lite.training.distributed import local_tensor
 from marlhf_lite.utils.errors import InputError
 
 NONFINITE_IN_ROW = 3  # skipped updates in a row at which a run gives up
-START_KL = 0.05  # nats per token: beyond this at the first update, the policy did not start from the reference
+# nats per token: beyond this at the first update, the policy did not start from the reference
+START_KL = 0.05
 
 
 def count_updates(config: PPOConfig, prompts: int, accelerator: Accelerator) -> int:
     """Return the number of updates of a run on this many prompts. Raises `InputError` for a batch it cannot divide."""
     processes = accelerator.num_processes
     if not prompts:
-        raise InputError("prompts: there are none to answer: give more data, or a larger --max_prompt_length")
+        raise InputError(
+            "prompts: there are none to answer: give more data, or a larger --max_prompt_length"
+        )
     divisor = config.rollouts * processes
     if config.batch_size % divisor:
-        what = f"--rollouts {config.rollouts}" + (f" times {processes} processes" if processes > 1 else "")
-        raise InputError(f"--batch_size {config.batch_size}: not a multiple of {what}: give a multiple of {divisor}")
+        what = f"--rollouts {config.rollouts}" + (
+            f" times {processes} processes" if processes > 1 else ""
+        )
+        raise InputError(
+            f"--batch_size {config.batch_size}: not a multiple of {what}: give a multiple of {divisor}"
+        )
     if config.num_mini_batches * processes > config.batch_size:
         most = config.batch_size // processes
         what = f"--num_mini_batches {config.num_mini_batches}"
         raise InputError(f"{what}: more than a process's responses: give at most {most}")
     updates = config.updates
     if config.prompt_epochs:
-        updates = updates_of_passes(config.prompt_epochs, prompts, config.batch_size // config.rollouts)
+        updates = updates_of_passes(
+            config.prompt_epochs, prompts, config.batch_size // config.rollouts
+        )
     if config.critic_warmup >= updates:
         fix = "the policy would learn nothing: give fewer, or more --updates"
         raise InputError(f"--critic_warmup {config.critic_warmup}: in {updates} updates {fix}")
@@ -50,7 +59,9 @@ def check_start(nats: float, response_length: float) -> None:
     per_token = abs(nats) / max(response_length, 1.0)
     if per_token > START_KL:
         what = f"policy and reference are {per_token:.3f} nats a token apart before any step"
-        raise InputError(f"{what}: the policy does not start from the reference: give both the same SFT folder")
+        raise InputError(
+            f"{what}: the policy does not start from the reference: give both the same SFT folder"
+        )
 
 
 def some_weights(parameters: dict[str, list[nn.Parameter]]) -> dict[str, list[Tensor]]:
@@ -61,7 +72,9 @@ def some_weights(parameters: dict[str, list[nn.Parameter]]) -> dict[str, list[Te
     }
 
 
-def check_moved(before: dict[str, list[Tensor]], parameters: dict, rates: dict[str, str], fix: str = "") -> None:
+def check_moved(
+    before: dict[str, list[Tensor]], parameters: dict, rates: dict[str, str], fix: str = ""
+) -> None:
     """Raise `InputError` if the first step moved no weight of a model, in any process.
 
     `before` are `some_weights` of these parameters; `rates` maps each model that should move to the option of its
@@ -74,7 +87,9 @@ def check_moved(before: dict[str, list[Tensor]], parameters: dict, rates: dict[s
     for role, option in rates.items():
         if not any(process[role] for process in everywhere):
             why = "its learning rate or gradient is 0, or its step is smaller than the weights' rounding"
-            raise InputError(f"the first step moved no weight of the {role}: {why}: give a higher {option}{fix}")
+            raise InputError(
+                f"the first step moved no weight of the {role}: {why}: give a higher {option}{fix}"
+            )
 
 
 def check_nonfinite(in_row: int, row: dict[str, float]) -> None:
@@ -82,4 +97,6 @@ def check_nonfinite(in_row: int, row: dict[str, float]) -> None:
     if in_row >= NONFINITE_IN_ROW:
         names = ", ".join(name for name, x in row.items() if not math.isfinite(x))
         fix = "start again with lower learning rates, a smaller --max_grad_norm, or --dtype float32"
-        raise InputError(f"{in_row} updates in a row were not finite and were left out ({names}): {fix}")
+        raise InputError(
+            f"{in_row} updates in a row were not finite and were left out ({names}): {fix}"
+        )

@@ -17,7 +17,8 @@ from marlhf_lite.utils.errors import InputError, ServerError
 # an eighth as much. An adapter that was ignored, of rank 16 with B drawn at a deviation of 0.01, was 0.055 away.
 SAMPLED_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
 ROUNDING = 100  # times the format's smallest step: sums of a forward pass in another order
-AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}  # mixed precision of accelerate -> format of the pass
+# mixed precision of accelerate -> format of the pass
+AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @torch.no_grad()
@@ -39,11 +40,17 @@ def check_sampled(
     sums = {"gap": gaps.sum(), "beyond": (gaps > math.log(3)).sum(), "tokens": rollout.mask.sum()}
     dtype = ran_in = next(policy.parameters()).dtype
     if accelerator is not None:
-        sums, ran_in = sum_over_processes(sums, accelerator), AUTOCAST.get(accelerator.mixed_precision, dtype)
+        sums, ran_in = (
+            sum_over_processes(sums, accelerator),
+            AUTOCAST.get(accelerator.mixed_precision, dtype),
+        )
     difference, beyond = (float(sums[name] / sums["tokens"]) for name in ("gap", "beyond"))
-    if not difference <= max(SAMPLED_TOLERANCE[dtype], SAMPLED_TOLERANCE[ran_in]):  # weights are rounded, too
+    # weights are rounded, too
+    if not difference <= max(SAMPLED_TOLERANCE[dtype], SAMPLED_TOLERANCE[ran_in]):
         what = f"the log-probabilities are {difference:.4f} nats a token from the policy's: not the same model"
-        raise ServerError(f"{what}: sample from --model in --dtype {str(dtype).removeprefix('torch.')}")
+        raise ServerError(
+            f"{what}: sample from --model in --dtype {str(dtype).removeprefix('torch.')}"
+        )
     return {"sampler_difference": difference, "sampler_beyond": beyond}
 
 
@@ -63,7 +70,9 @@ def check_forms(trainer, rollout: Rollout) -> None:
         sampled = policy(*inputs)[0]
     pairs = {"error": sampled - trained, "change": trained - part.ref_logprobs, "size": trained}
     sums = {name: x[part.mask].square().sum() for name, x in pairs.items()}
-    norms = {name: float(x) ** 0.5 for name, x in sum_over_processes(sums, trainer.accelerator).items()}
+    norms = {
+        name: float(x) ** 0.5 for name, x in sum_over_processes(sums, trainer.accelerator).items()
+    }
     rounding = ROUNDING * torch.finfo(trained.dtype).eps * norms["size"]
     if norms["error"] > max(LARGEST_LOSS * norms["change"], rounding):
         share = norms["error"] / norms["change"] if norms["change"] else math.inf

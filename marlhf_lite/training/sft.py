@@ -49,4 +49,6 @@ def train_sft(
         )
 
     saving = {"tokenizer": tokenizer, "output": output, "name": "SFT", "resume": resume}
-    return train_stage(make, model, trainer_config or o.TrainerConfig(), config.sft_batch_size, **saving)
+    return train_stage(
+        make, model, trainer_config or o.TrainerConfig(), config.sft_batch_size, **saving
+    )

@@ -21,7 +21,9 @@ def tracker_names(report_to: str) -> list[str]:
         if word not in TRACKERS:
             raise InputError(f"--report_to {word}: unknown: choose from {', '.join(TRACKERS)}")
         if importlib.util.find_spec(word) is None:
-            raise InputError(f"--report_to {word}: the package is missing: pip install {word.replace('_', '-')}")
+            raise InputError(
+                f"--report_to {word}: the package is missing: pip install {word.replace('_', '-')}"
+            )
     return names
 
 

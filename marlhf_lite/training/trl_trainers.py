@@ -42,7 +42,11 @@ def check_head(model: PeftModel | PreTrainedModel) -> None:
 
 
 def train_stage(
-    make: Callable[[o.TrainerConfig], Trainer], model: nn.Module, config: o.TrainerConfig, batch: int, **saving
+    make: Callable[[o.TrainerConfig], Trainer],
+    model: nn.Module,
+    config: o.TrainerConfig,
+    batch: int,
+    **saving,
 ) -> list[dict]:
     """Train `model` by the trainer that `make(config)` returns; `saving` are arguments of `run_trainer`.
 
@@ -81,7 +85,9 @@ def with_fewer_rows(
     def of(rows: int) -> Result:
         return attempt(options if rows == size else replace(options, **{name: rows}))
 
-    return with_less_memory(of, size, f"--{name} {{}}", alone=processes == 1, share=share, start_over=start_over)[0]
+    return with_less_memory(
+        of, size, f"--{name} {{}}", alone=processes == 1, share=share, start_over=start_over
+    )[0]
 
 
 def trainer_arguments(output: Path, seed: int, policy: PolicyCommand | None = None) -> dict:
@@ -120,7 +126,9 @@ def stage_arguments(
     )
     share = batch_size // PartialState().num_processes
     rows = rows_a_pass(trainer_config.per_device_train_batch_size, share)
-    return trainer_arguments(output, seed, config if isinstance(config, PolicyCommand) else None) | {
+    return trainer_arguments(
+        output, seed, config if isinstance(config, PolicyCommand) else None
+    ) | {
         "num_train_epochs": epochs,
         "per_device_train_batch_size": rows,
         "gradient_accumulation_steps": share // rows,
@@ -166,7 +174,9 @@ class EvenPairs:
     def get_batch_samples(self, *args, **kwargs):
         """The passes of a step; sets `pairs_a_pass`, the mean number of their pairs."""
         passes, items = super().get_batch_samples(*args, **kwargs)
-        self.pairs_a_pass = sum(len(inputs["input_ids"]) // 2 for inputs in passes) / max(len(passes), 1)
+        self.pairs_a_pass = sum(len(inputs["input_ids"]) // 2 for inputs in passes) / max(
+            len(passes), 1
+        )
         return passes, items
 
     def compute_loss(self, model, inputs, *args, **kwargs):
@@ -186,7 +196,9 @@ def check_batches(options) -> None:
     processes = PartialState().num_processes
     for flag in ("sft_batch_size", "rm_batch_size", "dpo_batch_size"):
         if (size := getattr(options, flag, 0)) % processes:
-            raise InputError(f"--{flag} {size}: {processes} processes cannot share it: give a multiple of that")
+            raise InputError(
+                f"--{flag} {size}: {processes} processes cannot share it: give a multiple of that"
+            )
 
 
 def run_trainer(trainer, tokenizer, output: Path, name: str, resume: bool = False) -> list[dict]:
@@ -194,8 +206,13 @@ def run_trainer(trainer, tokenizer, output: Path, name: str, resume: bool = Fals
     checkpoint = checkpoint_to_resume(output) if resume else None
     check_checkpoint(trainer, checkpoint)
     with graceful_stop() as asked_to_stop:
-        weights = train_recorded(trainer, Recorder(RunLogger(None, name), asked_to_stop), checkpoint)
-        if trainer.accelerator.is_main_process and trainer.state.global_step >= trainer.state.max_steps:
+        weights = train_recorded(
+            trainer, Recorder(RunLogger(None, name), asked_to_stop), checkpoint
+        )
+        if (
+            trainer.accelerator.is_main_process
+            and trainer.state.global_step >= trainer.state.max_steps
+        ):
             save_trained(trainer.model, tokenizer, output, weights)
     if trainer.accelerator.is_main_process:
         for path in output.glob("checkpoint-*"):
@@ -203,14 +220,18 @@ def run_trainer(trainer, tokenizer, output: Path, name: str, resume: bool = Fals
     return [row for row in trainer.state.log_history if "loss" in row]
 
 
-def save_trained(model: PeftModel | PreTrainedModel, tokenizer, folder: Path, weights: dict | None) -> None:
+def save_trained(
+    model: PeftModel | PreTrainedModel, tokenizer, folder: Path, weights: dict | None
+) -> None:
     """Save a model, without the adapter of a reference, and its tokenizer; `weights` are those of all processes."""
     trained_only = {"selected_adapters": ["default"]} if isinstance(model, PeftModel) else {}
     model.save_pretrained(folder, state_dict=weights, **trained_only)
     tokenizer.save_pretrained(folder)
 
 
-def train_recorded(trainer: Trainer, recorder: Recorder, checkpoint: Path | None) -> dict[str, Tensor] | None:
+def train_recorded(
+    trainer: Trainer, recorder: Recorder, checkpoint: Path | None
+) -> dict[str, Tensor] | None:
     """Train, from a checkpoint if there is one, with our bar and records instead of the trainer's own.
 
     Returns all weights if FSDP2 shards them, else None.
@@ -258,4 +279,6 @@ def check_checkpoint(trainer: Trainer, checkpoint: Path | None) -> None:
     if not is_sharded_folder(checkpoint):
         check_processes(checkpoint, made, processes)
     elif made != processes and PartialState().is_main_process:
-        print(f"{checkpoint}: made by {made} processes, not {processes}: its random numbers will be others")
+        print(
+            f"{checkpoint}: made by {made} processes, not {processes}: its random numbers will be others"
+        )

@@ -69,10 +69,19 @@ def one_line(error: Exception) -> str:
 def disk_fault(error: BaseException | None) -> str:
     """Return one line if an error or its cause says that a file could not be written or read; else nothing."""
     while error is not None:
-        number = errno.ENOSPC if FULL_DISK.search(str(error)) else errno.EFBIG if TOO_LARGE in str(error) else None
+        number = (
+            errno.ENOSPC
+            if FULL_DISK.search(str(error))
+            else errno.EFBIG
+            if TOO_LARGE in str(error)
+            else None
+        )
         fix = DISK_FAULTS.get(getattr(error, "errno", None), DISK_FAULTS.get(number))
         if fix:
-            place, reason = getattr(error, "filename", None), getattr(error, "strerror", None) or one_line(error)
+            place, reason = (
+                getattr(error, "filename", None),
+                getattr(error, "strerror", None) or one_line(error),
+            )
             return f"{f'{place}: ' if place else ''}not written or read ({reason}): {fix}"
         error = error.__cause__ or error.__context__
     return ""

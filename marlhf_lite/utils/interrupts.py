@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
-AGAIN = 2.0  # seconds in which a second Ctrl-C counts as the first: a launcher sends it to its processes once more
+# seconds in which a second Ctrl-C counts as the first: a launcher sends it to its processes once
+# more
+AGAIN = 2.0
 HANGUP = getattr(signal, "SIGHUP", signal.SIGTERM)  # Windows has none
 NOTE = b"\nmarlhf: stopping after this step, with a checkpoint; another Ctrl-C stops at once\n"
 
@@ -53,7 +55,10 @@ def graceful_stop() -> Iterator[Callable[[], bool]]:
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
     """Raise `TimeoutError` if the block takes longer; without effect on Windows and outside the main thread."""
-    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+    if (
+        not hasattr(signal, "setitimer")
+        or threading.current_thread() is not threading.main_thread()
+    ):
         yield
         return
 
@@ -78,7 +83,11 @@ def _handlers(handlers: dict) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    wanted = {number: handler for number, handler in handlers.items() if signal.getsignal(number) != signal.SIG_IGN}
+    wanted = {
+        number: handler
+        for number, handler in handlers.items()
+        if signal.getsignal(number) != signal.SIG_IGN
+    }
     before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
     try:
         yield

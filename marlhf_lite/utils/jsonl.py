@@ -78,7 +78,9 @@ def append_lines(path: Path, rows: Iterable[Mapping]) -> None:
     A kill may cut the last line. The next append drops the cut line, so that new rows begin on a new line.
     Raises `InputError` for a value that JSON cannot hold, and `OSError` if the disk is full.
     """
-    lines = [_encode(json.dumps(to_jsonable(row, path.name), ensure_ascii=False) + "\n") for row in rows]
+    lines = [
+        _encode(json.dumps(to_jsonable(row, path.name), ensure_ascii=False) + "\n") for row in rows
+    ]
     with named_fault(path), open(path, "a+b") as file:  # closing writes, too
         end = file.seek(0, os.SEEK_END)
         file.seek(max(end - 1, 0))
@@ -102,7 +104,9 @@ def read_lines(path: Path) -> list[dict]:
     *lines, last = path.read_bytes().split(b"\n")
     rows = [_parse(line) for line in lines]
     if None in rows:
-        raise InputError(f"{path}, line {rows.index(None) + 1}: not a JSON object: fix or delete the line")
+        raise InputError(
+            f"{path}, line {rows.index(None) + 1}: not a JSON object: fix or delete the line"
+        )
     unfinished = _parse(last)
     return rows if unfinished is None else [*rows, unfinished]
 
@@ -119,9 +123,13 @@ def to_jsonable(value: Any, name: str, allow_nan: bool = False) -> Any:
         if hasattr(item, "tolist"):  # tensors, arrays and their scalars
             return item.tolist()
         kind = type(item).__name__
-        raise InputError(f"{name}: a value of type {kind}: give numbers, strings, lists or dicts of them")
+        raise InputError(
+            f"{name}: a value of type {kind}: give numbers, strings, lists or dicts of them"
+        )
 
-    return json.loads(json.dumps(value, default=plain), parse_constant=float if allow_nan else lambda _: None)
+    return json.loads(
+        json.dumps(value, default=plain), parse_constant=float if allow_nan else lambda _: None
+    )
 
 
 def _parse(text: bytes) -> dict | None:

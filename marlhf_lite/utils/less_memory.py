@@ -42,14 +42,20 @@ def with_less_memory(
         except RuntimeError as error:
             if not should_reduce_batch_size(error):
                 raise
-            GradientState().sync_gradients = True  # it ended between two passes of a step? all trainers share this
+            # it ended between two passes of a step? all trainers share this
+            GradientState().sync_gradients = True
             half, now = size // 2, what.format(size)
             size = rows_a_pass(half, share) if half and share else half
             if not size or not alone:
-                fix = f"give {size}" if size else "shorten the texts or --max_response_length, or use a smaller model"
+                fix = (
+                    f"give {size}"
+                    if size
+                    else "shorten the texts or --max_response_length, or use a smaller model"
+                )
                 raise InputError(f"out of memory with {now}: {fix}") from error
         tqdm.write(f"out of memory with {now}: {size} from here on")
-        clear_device_cache(garbage_collection=True)  # after `except`, which holds what was allocated
+        # after `except`, which holds what was allocated
+        clear_device_cache(garbage_collection=True)
         start_over()
 
 
@@ -59,13 +65,17 @@ def keep_freed_memory() -> None:
     Tensors of 32 MiB or more are still given back. A user's own variables (MALLOC_TRIM_THRESHOLD_ and others) win.
     """
     given = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
-    mallopt = None if given or sys.platform != "linux" else getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = (
+        None if given or sys.platform != "linux" else getattr(ctypes.CDLL(None), "mallopt", None)
+    )
     if mallopt:
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
         mallopt(M_MMAP_THRESHOLD, 2**25)  # the most that it takes
 
 
-def in_batches(work: Callable[[slice], Result], count: int, size: int, alone: bool = True) -> tuple[list[Result], int]:
+def in_batches(
+    work: Callable[[slice], Result], count: int, size: int, alone: bool = True
+) -> tuple[list[Result], int]:
     """Return `work(rows)` for slices of `size` of `count` responses, and the size, which is halved when memory ends.
 
     The work must not depend on which rows share a slice. Raises as `with_less_memory`.
@@ -74,7 +84,10 @@ def in_batches(work: Callable[[slice], Result], count: int, size: int, alone: bo
     while done < count:
         part, start = min(size, count - done), done
         result, rows = with_less_memory(
-            lambda rows, start=start: work(slice(start, start + rows)), part, "{} responses at a time", alone=alone
+            lambda rows, start=start: work(slice(start, start + rows)),
+            part,
+            "{} responses at a time",
+            alone=alone,
         )
         results.append(result)
         size, done = size if rows == part else rows, done + rows

@@ -11,11 +11,19 @@ WARNINGS = [
     # peft and TRL still use the old names
     (FutureWarning, r"(peft|transformers|trl)\.", r"`(is_)?gradient_checkpointing"),
     # of adapters on tied weights, which `models.lora` separates
-    (UserWarning, r"peft\.", r"(Model with `tie_word_embeddings|Input and output embeddings are no longer tied)"),
+    (
+        UserWarning,
+        r"peft\.",
+        r"(Model with `tie_word_embeddings|Input and output embeddings are no longer tied)",
+    ),
     # of patterns for experts, which peft writes itself
     (RuntimeWarning, r"peft\.", r"The following (rank|alpha)_pattern keys .*gate_up_proj"),
     # of shards that one process reads, and of outputs that no code here changes in place
-    (UserWarning, r"torch\.distributed\.", r"(torch\.distributed is |FSDP2-wrapped module .* returned a view)"),
+    (
+        UserWarning,
+        r"torch\.distributed\.",
+        r"(torch\.distributed is |FSDP2-wrapped module .* returned a view)",
+    ),
 ]
 
 
@@ -37,4 +45,6 @@ def check_versions(package: str) -> None:
             there = "" if need.marker else metadata.version(need.name)  # a marker names an extra
             if there and not need.specifier.contains(there, prereleases=True):
                 fix = f"pip install '{need}'"
-                raise InputError(f"{need.name} {there} is installed, and {package} needs {need.specifier}: {fix}")
+                raise InputError(
+                    f"{need.name} {there} is installed, and {package} needs {need.specifier}: {fix}"
+                )

@@ -46,7 +46,8 @@ class _Unread(_Stream):
 
 def open_streams() -> None:
     """Write letters that standard output's encoding (such as Windows' cp1252) lacks as \\uXXXX; see `_Unread`."""
-    if reconfigure := getattr(sys.stdout, "reconfigure", None):  # streams of notebooks and tests may lack it
+    # streams of notebooks and tests may lack it
+    if reconfigure := getattr(sys.stdout, "reconfigure", None):
         reconfigure(errors="backslashreplace")
     if sys.stderr is sys.__stderr__ and sys.stderr is not None:
         sys.stderr = _Unread(sys.stderr)

@@ -28,7 +28,13 @@ import yaml
 
 from marlhf_lite import __version__
 from marlhf_lite.utils.errors import DISK_FAULTS, InputError
-from marlhf_lite.utils.jsonl import append_lines, read_lines, remove_unfinished, to_jsonable, write_atomically
+from marlhf_lite.utils.jsonl import (
+    append_lines,
+    read_lines,
+    remove_unfinished,
+    to_jsonable,
+    write_atomically,
+)
 
 PACKAGES = ("torch", "transformers", "peft", "trl", "accelerate", "datasets")
 CONFIG, METRICS, SAMPLES, TESTS = "config.yaml", "metrics.jsonl", "samples.jsonl", "tests.jsonl"
@@ -62,8 +68,11 @@ class RunLock(ExitStack):
             lock.acquire(timeout=0)
         except filelock.Timeout:
             what = "another process works in it: wait until it ends, or stop it"
-            raise InputError(f"{path}: {what} (if no machine runs one, delete {LOCK} there)") from None
-        except (OSError, NotImplementedError):  # a disk without locks, or a full one, which later errors report better
+            raise InputError(
+                f"{path}: {what} (if no machine runs one, delete {LOCK} there)"
+            ) from None
+        # a disk without locks, or a full one, which later errors report better
+        except (OSError, NotImplementedError):
             return
         self.taken = True
         self.callback(lock.release)
@@ -83,7 +92,9 @@ class RunFolder:
         self.manifest = today | dict(manifest or {})
 
     @classmethod
-    def create(cls, path: str | Path, config: Mapping, manifest: Mapping | None = None) -> "RunFolder":
+    def create(
+        cls, path: str | Path, config: Mapping, manifest: Mapping | None = None
+    ) -> "RunFolder":
         """Create a run folder with its manifest and config.yaml: the config as given and a `versions` block.
 
         Args:
@@ -113,14 +124,22 @@ class RunFolder:
         manifest = _read_manifest(path)
         if not manifest:
             reason = f"it has no {MANIFEST}" if path.is_dir() else "there is no such folder"
-            raise InputError(f"{path}: not a run ({reason}): give the --output_dir of a training run")
+            raise InputError(
+                f"{path}: not a run ({reason}): give the --output_dir of a training run"
+            )
         options = manifest.pop("options")
         if (path / CONFIG).exists():
             shown = read_yaml(path / CONFIG)
-            for name in [name for name in {**options, **shown} if repr(options.get(name)) != repr(shown.get(name))][:1]:
+            for name in [
+                name
+                for name in {**options, **shown}
+                if repr(options.get(name)) != repr(shown.get(name))
+            ][:1]:
                 found = shown.get(name, "missing")
                 fix = f"restore it, or delete {CONFIG}: the manifest has the options"
-                raise InputError(f"{path / CONFIG}: {name} is {found}, but the run has {options.get(name)}: {fix}")
+                raise InputError(
+                    f"{path / CONFIG}: {name} is {found}, but the run has {options.get(name)}: {fix}"
+                )
         return cls(path, options, manifest)
 
     def update_config(self, changes: Mapping) -> None:
@@ -168,26 +187,37 @@ class RunFolder:
         """Raise `InputError` if a log is shorter than it was at `position`."""
         for name, size in self.position().items():
             if size < position.get(name, 0):
-                raise InputError(f"{name} has {size} bytes instead of {position[name]} or more: it was edited")
+                raise InputError(
+                    f"{name} has {size} bytes instead of {position[name]} or more: it was edited"
+                )
 
 
 def check_output_dir(path: Path) -> None:
     """Raise `InputError` if a folder cannot be made or holds anything but a lock and what a killed writer left."""
     check_writable("--output_dir", path)
-    if path.exists() and any(item.name != LOCK and not item.match(".*.tmp") for item in path.iterdir()):
-        raise InputError(f"--output_dir {path}: exists already: choose another name, or delete the folder")
+    if path.exists() and any(
+        item.name != LOCK and not item.match(".*.tmp") for item in path.iterdir()
+    ):
+        raise InputError(
+            f"--output_dir {path}: exists already: choose another name, or delete the folder"
+        )
 
 
 def check_writable(option: str, path: Path) -> None:
     """Raise `InputError` if the folder `path`, which `option` names, cannot be created or written to."""
     parent = next(p for p in (path, *path.parents) if p.exists())
     if not parent.is_dir():
-        raise InputError(f"{option} {path}: cannot be made ({parent} is a file): choose another name")
+        raise InputError(
+            f"{option} {path}: cannot be made ({parent} is a file): choose another name"
+        )
     try:
-        tempfile.TemporaryFile(dir=parent).close()  # rights do not tell, as for the administrator and in /proc
+        # rights do not tell, as for the administrator and in /proc
+        tempfile.TemporaryFile(dir=parent).close()
     except OSError as error:
         fix = DISK_FAULTS.get(error.errno, "choose another folder")
-        raise InputError(f"{option} {path}: cannot be made (nothing can be written in {parent}): {fix}") from None
+        raise InputError(
+            f"{option} {path}: cannot be made (nothing can be written in {parent}): {fix}"
+        ) from None
 
 
 def is_run(path: Path) -> bool:
@@ -223,7 +253,9 @@ def read_yaml(path: Path, source: str = "") -> dict:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"{source}: not YAML in UTF-8: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
-        raise InputError(f"{source}: a {type(values).__name__}: write a line `name: value` for each option")
+        raise InputError(
+            f"{source}: a {type(values).__name__}: write a line `name: value` for each option"
+        )
     return values
 
 
@@ -235,7 +267,11 @@ def environment() -> dict:
     """
     import torch  # here, because reading run folders needs no torch
 
-    commit = _git("rev-parse", "HEAD") if _git("ls-files", "--error-unmatch", Path(__file__).name) else None
+    commit = (
+        _git("rev-parse", "HEAD")
+        if _git("ls-files", "--error-unmatch", Path(__file__).name)
+        else None
+    )
     read = (":/", *(f":(top,exclude){folder}" for folder in ("data/results", "figures")))
     status = _git("status", "--porcelain", "--untracked-files=no", "--", *read) if commit else None
     return {
@@ -258,9 +294,13 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    facts = {
+        name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)
+    }
     names = ("model name", "cpu family", "model", "stepping")
-    return ", ".join(f"{name} {facts[name]}".removeprefix("model name ") for name in names if name in facts)
+    return ", ".join(
+        f"{name} {facts[name]}".removeprefix("model name ") for name in names if name in facts
+    )
 
 
 def _git(*arguments: str) -> str | None:

@@ -18,8 +18,10 @@ from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import apply_umask, write_json
 
 SEAL = "hashes.json"
-DELETE_IT = "delete it, and --resume takes the one before, if there is one"  # how to go on without a checkpoint
-LARGE, BLOCK, BLOCKS = 2 * 2**30, 2**20, 64  # of a larger file the first block is hashed, and BLOCKS evenly spread ones
+# how to go on without a checkpoint
+DELETE_IT = "delete it, and --resume takes the one before, if there is one"
+# of a larger file the first block is hashed, and BLOCKS evenly spread ones
+LARGE, BLOCK, BLOCKS = 2 * 2**30, 2**20, 64
 _MARK = b"\nsha256 "  # and 64 digits end a sealed file; torch reads such a file as one without them
 
 
@@ -68,7 +70,9 @@ def atomic_folder(final: Path) -> Iterator[Path]:
     """Give a folder to write to. If the block ends well, it is sealed and replaces `final`; else `final` stays."""
     final = final.resolve()  # of a link, the folder that it leads to
     final.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{final.name}.", suffix=".tmp", dir=final.parent) as temporary:
+    with tempfile.TemporaryDirectory(
+        prefix=f".{final.name}.", suffix=".tmp", dir=final.parent
+    ) as temporary:
         place = Path(temporary) / final.name  # it gets the mode of other new folders
         yield place
         apply_umask(place)
@@ -82,11 +86,15 @@ def broken(path: Path) -> str:
     if not path.is_dir():
         # In memory, as torch reads it afterwards.
         content, length = memoryview(path.read_bytes()), len(_MARK) + 64
-        is_whole = content[-length:] == _MARK + hashlib.sha256(content[:-length]).hexdigest().encode()
+        is_whole = (
+            content[-length:] == _MARK + hashlib.sha256(content[:-length]).hexdigest().encode()
+        )
         return "" if is_whole else path.name
     try:
         hashes = json.loads((path / SEAL).read_bytes())
-        wrong = (n for n, x in hashes.items() if not (path / n).is_file() or file_hash(path / n) != x)
+        wrong = (
+            n for n, x in hashes.items() if not (path / n).is_file() or file_hash(path / n) != x
+        )
         return next(wrong, "")
     except FileNotFoundError:  # from elsewhere
         return ""

@@ -8,16 +8,22 @@ from marlhf_lite.utils.printable import printable
 
 def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table of these cells."""
-    return printable("\n".join("| " + " | ".join(line) + " |" for line in [heads, ["---"] * len(heads), *rows]))
+    return printable(
+        "\n".join("| " + " | ".join(line) + " |" for line in [heads, ["---"] * len(heads), *rows])
+    )
 
 
-def table(rows: Sequence[Mapping], columns: Mapping[str, str], cell: Callable[[Mapping, str], str]) -> str:
+def table(
+    rows: Sequence[Mapping], columns: Mapping[str, str], cell: Callable[[Mapping, str], str]
+) -> str:
     """Return a Markdown table with one line per row; `cell(row, name)` writes a cell.
 
     `columns` are names in the rows and their headings; names that no row has are left out.
     """
     names = [name for name in columns if any(name in row for row in rows)]
-    return markdown([columns[name] for name in names], [[cell(row, name) for name in names] for row in rows])
+    return markdown(
+        [columns[name] for name in names], [[cell(row, name) for name in names] for row in rows]
+    )
 
 
 def number(value: float | None, form: str = ".2f") -> str:

@@ -14,7 +14,10 @@ import psutil
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # a user's own choice
 # Read when this is imported, before `marlhf` sets them for libraries that read them once.
-GIVEN = next((max(int(value), 1) for name in VARIABLES if (value := os.environ.get(name, "")).isdigit()), None)
+GIVEN = next(
+    (max(int(value), 1) for name in VARIABLES if (value := os.environ.get(name, "")).isdigit()),
+    None,
+)
 INTERVAL = 0.25  # seconds: the shortest time over which a load can be measured
 
 

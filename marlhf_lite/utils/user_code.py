@@ -30,9 +30,13 @@ def import_user_code(option: str, name: str, known: str) -> Any:
     try:
         code = getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
-        raise InputError(f"--{option} {name}: cannot be imported ({one_line(error)}): {fix}") from None
+        raise InputError(
+            f"--{option} {name}: cannot be imported ({one_line(error)}): {fix}"
+        ) from None
     if not callable(code):
-        raise InputError(f"--{option} {name}: it is of type {type(code).__name__}, not a function or class: {fix}")
+        raise InputError(
+            f"--{option} {name}: it is of type {type(code).__name__}, not a function or class: {fix}"
+        )
     return code
 
 
@@ -53,12 +57,22 @@ def named_errors(option: str, name: str) -> Iterator[None]:
             raise ServerError(f"--{option} {name}: {error}") from error
         if isinstance(error, InputError):
             raise InputError(f"--{option} {name}: {error}{line_of(name, error)}") from error
-        fix = "end its arguments with **context" if "unexpected keyword argument" in str(error) else "correct it"
-        raise InputError(f"--{option} {name}: raised {one_line(error)}{line_of(name, error)}: {fix}") from error
+        fix = (
+            "end its arguments with **context"
+            if "unexpected keyword argument" in str(error)
+            else "correct it"
+        )
+        raise InputError(
+            f"--{option} {name}: raised {one_line(error)}{line_of(name, error)}: {fix}"
+        ) from error
 
 
 def line_of(name: str, error: Exception) -> str:
     """Return where in the module of `name` the error came from."""
     file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == file
+    ]
     return f" (line {lines[-1]} of {os.path.basename(file)})" if lines else ""

@@ -24,20 +24,26 @@ DECIMAL = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 def is_same(text: str, other: str) -> bool:
     """Whether texts are equal but for the last digits of decimals, which another processor rounds otherwise."""
     numbers, others = (list(map(float, DECIMAL.findall(x))) for x in (text, other))
-    return DECIMAL.split(text) == DECIMAL.split(other) and numbers == pytest.approx(others, rel=1e-5)
+    return DECIMAL.split(text) == DECIMAL.split(other) and numbers == pytest.approx(
+        others, rel=1e-5
+    )
 
 
 def test_committed_files_are_what_the_scripts_draw():
     drawn = {f"{name}.svg": svg() for name, svg in draw.DIAGRAMS.items()}
     drawn |= runpy.run_path(str(PLAY / "draw.py"))["pages"]()
-    committed = {path.name: path.read_text(encoding="utf-8") for path in [*DIAGRAMS.glob("*.svg"), *PAGES]}
+    committed = {
+        path.name: path.read_text(encoding="utf-8") for path in [*DIAGRAMS.glob("*.svg"), *PAGES]
+    }
     assert committed.keys() == drawn.keys()
     assert not [name for name, text in committed.items() if not is_same(text, drawn[name])]
 
 
 def test_pictures_are_of_these_very_files():
     pictures = runpy.run_path(str(ROOT / "figures" / "pictures.py"))
-    assert not [path.name for path in pictures["sources"]() if not pictures["is_new"](path)], "run figures/pictures.py"
+    assert not [path.name for path in pictures["sources"]() if not pictures["is_new"](path)], (
+        "run figures/pictures.py"
+    )
 
 
 def extent(text: ElementTree.Element) -> tuple[float, float, float, float]:
@@ -69,5 +75,8 @@ def test_words_of_a_diagram_are_large_enough_stay_inside_and_do_not_overlap(name
 def test_a_page_stands_alone_and_each_control_has_a_name(page):
     text = page.read_text(encoding="utf-8")
     assert not re.findall(r"https?://|\bsrc=|@import|<link", text)
-    controls, labels = re.findall(r"<(?:input|select)\b[^>]*>", text), re.findall(r"<label>.*?</label>", text)
+    controls, labels = (
+        re.findall(r"<(?:input|select)\b[^>]*>", text),
+        re.findall(r"<label>.*?</label>", text),
+    )
     assert controls and len(labels) == len(controls) and "<html lang=" in text

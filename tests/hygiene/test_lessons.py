@@ -18,7 +18,9 @@ import times  # noqa: E402
 
 ANSWER = r"\n\n<details><summary>Answer</summary>\n\n\S.*?\n</details>$"
 QUESTION = re.compile(r"^\*\*Checkpoint\.\*\* \S.*?" + ANSWER, re.M | re.S)
-CARD = re.compile(r"^\| equation \| what it does \| code \|\n\|---\|---\|---\|\n((?:\|.*\|\n?)+)", re.M)
+CARD = re.compile(
+    r"^\| equation \| what it does \| code \|\n\|---\|---\|---\|\n((?:\|.*\|\n?)+)", re.M
+)
 
 every_lesson = pytest.mark.parametrize("path", times.LESSONS, ids=lambda p: p.name[:2])
 
@@ -26,7 +28,9 @@ every_lesson = pytest.mark.parametrize("path", times.LESSONS, ids=lambda p: p.na
 def core(path: Path) -> str:
     """The prose of a lesson's core."""
     found = times.parts(path)
-    return "\n\n".join(text.strip() for kind, text in found["pause"] + found["core"] if kind == "markdown")
+    return "\n\n".join(
+        text.strip() for kind, text in found["pause"] + found["core"] if kind == "markdown"
+    )
 
 
 @every_lesson
@@ -40,7 +44,9 @@ def test_checkpoints_and_card(path):
     """docs/teaching.md tells how both are written."""
     text, minutes = core(path), times.measure(path).core
     questions = len(QUESTION.findall(text))
-    assert questions == text.count("**Checkpoint.**"), "an answer to hide and show stands below each question"
+    assert questions == text.count("**Checkpoint.**"), (
+        "an answer to hide and show stands below each question"
+    )
     assert questions >= minutes // 10, f"{questions} questions in {minutes} minutes"
     (card,) = CARD.findall(text.partition("## Key points")[2])
     rows = [re.split(r"(?<!\\)\|", row)[1:-1] for row in card.splitlines()]
@@ -55,11 +61,19 @@ def test_pages_in_outputs_are_those_of_figures():
             for name in re.findall(r'^play\("(\w+)"', "".join(cell["source"]), re.M):
                 page = (ROOT / "figures" / "interactive" / name).with_suffix(".html")
                 forms = [output.get("data", {}) for output in cell["outputs"]]
-                frame = next(html.unescape("".join(form["text/html"])) for form in forms if "text/html" in form)
+                frame = next(
+                    html.unescape("".join(form["text/html"]))
+                    for form in forms
+                    if "text/html" in form
+                )
                 packed = re.search(r'atob\("([^"]+)"\)', frame)[1]
-                assert gzip.decompress(b64decode(packed)) == page.read_bytes(), f"{path.name}: old {page.name}"
+                assert gzip.decompress(b64decode(packed)) == page.read_bytes(), (
+                    f"{path.name}: old {page.name}"
+                )
                 picture = next("".join(form["image/png"]) for form in forms if "image/png" in form)
-                assert b64decode(picture) == page.with_suffix(".png").read_bytes(), f"{path.name}: old {name}.png"
+                assert b64decode(picture) == page.with_suffix(".png").read_bytes(), (
+                    f"{path.name}: old {name}.png"
+                )
                 counted += 1
     assert counted >= 4
 
@@ -80,10 +94,14 @@ def test_each_stop_of_the_spine_leads_to_the_next():
         for i, section in enumerate(sections)
         if i == 0 or int(section) != int(sections[i - 1]) + 1
     ]
-    links = re.findall(r"^\*Spine: next → (.*)\*$", "\n".join(text for _, text in times.spine()), re.M)
+    links = re.findall(
+        r"^\*Spine: next → (.*)\*$", "\n".join(text for _, text in times.spine()), re.M
+    )
     for link, ((before, _), (number, section)) in zip(links, pairwise(stops), strict=True):
         (name,) = (path.name for path in times.LESSONS if path.name.startswith(number))
-        assert link == (f"section {section}" if number == before else f"[{number}, section {section}]({name})")
+        assert link == (
+            f"section {section}" if number == before else f"[{number}, section {section}]({name})"
+        )
 
 
 def test_what_counts_as_code_of_figures():
@@ -92,4 +110,6 @@ def test_what_counts_as_code_of_figures():
     cell = "from marlhf_lite.plotting import x\nrows = {'a': one}\nfor i in range(3):\n    print(i)\n    x(rows)\ntable"
     assert figure_code.shown_lines(ast.parse(cell), {"x"}) == {1, 2, 5, 6}
     assert figure_code.shown_lines(ast.parse("a = f(1)\nprint(a)"), {"x"}) == set()
-    assert figure_code.imported([ast.parse("import matplotlib.pyplot as plt")], ("matplotlib",)) == {"plt"}
+    assert figure_code.imported(
+        [ast.parse("import matplotlib.pyplot as plt")], ("matplotlib",)
+    ) == {"plt"}

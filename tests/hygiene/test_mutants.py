@@ -13,7 +13,9 @@ def test_every_old_text_stands_once_and_every_test_exists():
     assert len(MUTANTS) >= 30 and len({mutant["about"] for mutant in MUTANTS}) == len(MUTANTS)
     for mutant in MUTANTS:
         text = (ROOT / mutant["file"]).read_text(encoding="utf-8")
-        assert text.count(mutant["old"]) == 1 and mutant["new"] not in ("", mutant["old"]), mutant["about"]
+        assert text.count(mutant["old"]) == 1 and mutant["new"] not in ("", mutant["old"]), mutant[
+            "about"
+        ]
         for test in mutant["tests"].split():
             file, _, name = test.partition("::")
             there = (ROOT / file).read_text(encoding="utf-8")

@@ -37,7 +37,10 @@ def test_the_tables_are_those_of_the_records():
 
 def test_every_study_is_in_the_register():
     rows = yaml.safe_load(ROWS.read_text(encoding="utf-8"))
-    assert {path.stem for path in STUDIES.glob("*.yaml")} == set(rows) - {"gradient_signal", "baseline_signal"}
+    assert {path.stem for path in STUDIES.glob("*.yaml")} == set(rows) - {
+        "gradient_signal",
+        "baseline_signal",
+    }
     assert all(f"[{study}](" in PAGE for study in rows)
 
 
@@ -79,6 +82,9 @@ def test_every_interval_of_the_text_is_in_the_records():
     for file in [*results.glob("*/summary.json"), *results.glob("benchmark_*signal*.json")]:
         known += intervals(json.loads(file.read_text(encoding="utf-8")))
     known = plain("\n".join([*known, *claims().values()]))
-    for page in (PAGE, (ROOT / "README.md").read_text(encoding="utf-8").replace(MARKED.search(PAGE)[3], "")):
+    for page in (
+        PAGE,
+        (ROOT / "README.md").read_text(encoding="utf-8").replace(MARKED.search(PAGE)[3], ""),
+    ):
         said = [" ".join(x.split()) for x in INTERVAL.findall(MARKED.sub("", page))]
         assert [x for x in said if plain(x) not in known and turned(plain(x)) not in known] == []

@@ -8,17 +8,26 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [*ROOT.glob("*.md"), *(p for folder in ("docs", "book", "benchmarks") for p in ROOT.glob(f"{folder}/*.md"))]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(p for folder in ("docs", "book", "benchmarks") for p in ROOT.glob(f"{folder}/*.md")),
+]
 NOTEBOOKS = sorted([*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("notebooks/solutions/*.ipynb")])
 LESSONS = [path for path in NOTEBOOKS if path.parent.name == "notebooks"]
 
-every_text = pytest.mark.parametrize("path", PAGES + NOTEBOOKS, ids=lambda p: str(p.relative_to(ROOT)))
-every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: str(p.relative_to(ROOT / "notebooks")))
+every_text = pytest.mark.parametrize(
+    "path", PAGES + NOTEBOOKS, ids=lambda p: str(p.relative_to(ROOT))
+)
+every_notebook = pytest.mark.parametrize(
+    "path", NOTEBOOKS, ids=lambda p: str(p.relative_to(ROOT / "notebooks"))
+)
 
 
 def cells(path: Path, kind: str = "") -> list[dict]:
     found = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    return [cell | {"source": "".join(cell["source"])} for cell in found if kind in cell["cell_type"]]
+    return [
+        cell | {"source": "".join(cell["source"])} for cell in found if kind in cell["cell_type"]
+    ]
 
 
 def prose(path: Path) -> str:
@@ -35,17 +44,24 @@ def anchors(path: Path) -> set[str]:
 
 @every_text
 def test_links_lead_somewhere_and_diagrams_have_words(path):
-    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```|`[^`\n]*`", "", prose(path), flags=re.S)):
+    for link in re.findall(
+        r"\]\(([^)\s]+)\)", re.sub(r"```.*?```|`[^`\n]*`", "", prose(path), flags=re.S)
+    ):
         place, _, section = link.partition("#")
         if re.match(r"\w+:", link):
             continue
         target = path.parent / place if place else path
         assert target.exists(), link
         assert not section or target.suffix != ".md" or section in anchors(target), link
-    drawing = r"!\[([^]]*)\]\(([^)]*diagrams/[^)]*)\)(?:\]\([^)]*\))?(\n\n?.*)?"  # it may be a link itself
+    # it may be a link itself
+    drawing = r"!\[([^]]*)\]\(([^)]*diagrams/[^)]*)\)(?:\]\([^)]*\))?(\n\n?.*)?"
     for alt, place, after in re.findall(drawing, prose(path)):
-        assert len(alt) >= 20 and re.match(r"\n\n?\*[^*\n]", after), f"a text and a caption for {place}"
-    assert not re.search(r"^% ", prose(path), re.M), "in the site a line that begins so is a comment"
+        assert len(alt) >= 20 and re.match(r"\n\n?\*[^*\n]", after), (
+            f"a text and a caption for {place}"
+        )
+    assert not re.search(r"^% ", prose(path), re.M), (
+        "in the site a line that begins so is a comment"
+    )
 
 
 @every_notebook
@@ -66,12 +82,23 @@ def test_readme_is_short():
 
 
 def test_every_name_in_the_glossary_is_in_the_library():
-    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in prose(ROOT / "GLOSSARY.md").splitlines() if line[:2] == "| "]
+    rows = [
+        re.split(r"(?<!\\)\|", line)[1:-1]
+        for line in prose(ROOT / "GLOSSARY.md").splitlines()
+        if line[:2] == "| "
+    ]
     assert len(rows) > 40 and all(len(row) == 5 for row in rows)
-    paths = [path for package in ("marlhf_lite", "marlhf_lab") for path in (ROOT / package).rglob("*")]
+    paths = [
+        path for package in ("marlhf_lite", "marlhf_lab") for path in (ROOT / package).rglob("*")
+    ]
     code = "\n".join(path.read_text(encoding="utf-8") for path in paths if path.suffix == ".py")
     known = set(re.findall(r"\w+", code)) | {p.stem for p in paths}
-    names = {word for row in rows for quoted in re.findall(r"`([^`]+)`", row[3]) for word in re.findall(r"\w+", quoted)}
+    names = {
+        word
+        for row in rows
+        for quoted in re.findall(r"`([^`]+)`", row[3])
+        for word in re.findall(r"\w+", quoted)
+    }
     assert not names - known
 
 
@@ -84,7 +111,9 @@ def test_outputs_are_of_one_run_from_top_to_bottom(path):
     assert [cell["execution_count"] for cell in filled] == list(range(1, len(filled) + 1))
     outputs = [output for cell in filled for output in cell["outputs"]]
     assert not [o for o in outputs if o["output_type"] == "error" or o.get("name") == "stderr"]
-    assert not [o for o in outputs if o["output_type"] == "stream" and not "".join(o["text"]).strip()], "blanks"
+    assert not [
+        o for o in outputs if o["output_type"] == "stream" and not "".join(o["text"]).strip()
+    ], "blanks"
     assert "profile cpu" in str(outputs), "commit the outputs of `make notebooks`"
 
 
@@ -95,7 +124,10 @@ def test_first_cells_install_take_a_profile_and_set_up(path):
     line = r"!env \| grep .* && echo git\+https://github\.com/\S+/\S+.* \| grep -v OWNER/ \| xargs -r pip install -q"
     assert re.fullmatch(line, install["source"]), "without an address it does nothing"
     assert "parameters" in parameters["metadata"]["tags"] and 'profile = ""' in parameters["source"]
-    assert re.search(r'# /// script\n# dependencies = \["marlhf-lite\[notebooks\] @ git.*\n# ///', parameters["source"])
+    assert re.search(
+        r'# /// script\n# dependencies = \["marlhf-lite\[notebooks\] @ git.*\n# ///',
+        parameters["source"],
+    )
     assert "%pip install ./marlhf.zip" in setup["source"] and "%pip install git+" in setup["source"]
     assert "setup(seed=0, profile=profile" in setup["source"]
 
@@ -114,14 +146,21 @@ def test_pictures_are_seen_where_nobody_trusts_the_notebook(path):
 def test_file_is_small_and_its_cells_are_short(path):
     text = path.read_text(encoding="utf-8")
     assert len(text.encode()) <= 420_000
-    assert '"iopub.execute_input"' not in text, "execute without record_timing: times make noisy diffs"
+    assert '"iopub.execute_input"' not in text, (
+        "execute without record_timing: times make noisy diffs"
+    )
     assert not re.search(r"(?<![\w.])/tmp/", text), "a path of the machine"
     for cell in cells(path, "code"):
         lines = cell["source"].splitlines()
-        wide = [line for line in lines if len(line) > 88 and "git+https://" not in line]  # an address can be long
+        # an address can be long
+        wide = [line for line in lines if len(line) > 88 and "git+https://" not in line]
         assert len(lines) <= 40 and not wide, cell["source"]
-        assert len(re.findall(r"^(?:from|import) ", cell["source"], re.M)) <= 8, "import where it is first needed"
-        assert not re.search(r"\bif\s+.*smoke", cell["source"]), "profiles are chosen in one place, not in cells"
+        assert len(re.findall(r"^(?:from|import) ", cell["source"], re.M)) <= 8, (
+            "import where it is first needed"
+        )
+        assert not re.search(r"\bif\s+.*smoke", cell["source"]), (
+            "profiles are chosen in one place, not in cells"
+        )
 
 
 @every_notebook
@@ -133,8 +172,13 @@ def test_sections_and_figures_are_counted_and_badges_lead_to_this_file(path):
     letters = re.findall(r"^### ([A-Z]) ·", text, re.M)  # sections for the careful reader
     assert letters == [chr(ord("A") + place) for place in range(len(letters))]
     first, where = cells(path, "markdown")[0]["source"], path.relative_to(ROOT).as_posix()
-    for site in ("colab.research.google.com/github/", "kaggle.com/kernels/welcome?src=https://github.com/"):
-        assert re.findall(re.escape(site) + r"[\w.-]+/[\w.-]+/blob/main/([^)\s]+)", first) == [where]
+    for site in (
+        "colab.research.google.com/github/",
+        "kaggle.com/kernels/welcome?src=https://github.com/",
+    ):
+        assert re.findall(re.escape(site) + r"[\w.-]+/[\w.-]+/blob/main/([^)\s]+)", first) == [
+            where
+        ]
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda p: p.name)
@@ -142,7 +186,9 @@ def test_a_lesson_has_exercises_solutions_symbols_and_neighbours(path):
     text = prose(path)
     assert (path.parent / "solutions" / path.name).is_file() and f"solutions/{path.name}" in text
     assert re.search(r"^## .*Exercises", text, re.M) and re.search(r"^## .*Symbols", text, re.M)
-    first, last = (cells(path, "markdown")[place]["source"].strip().splitlines()[-1] for place in (0, -1))
+    first, last = (
+        cells(path, "markdown")[place]["source"].strip().splitlines()[-1] for place in (0, -1)
+    )
     place = LESSONS.index(path)
     neighbours = [LESSONS[i].name for i in (place - 1, place + 1) if 0 <= i < len(LESSONS)]
     assert first == last and re.findall(r"\]\(([^)]+)\)", first) == neighbours

@@ -29,7 +29,12 @@ Z = 1.959963984540054
 
 def raters(table, names):
     """Two raters' verdicts with these counts: rows are the first one's, columns the other's."""
-    pairs = [(a, b) for a, line in zip(names, table) for b, count in zip(names, line) for _ in range(count)]
+    pairs = [
+        (a, b)
+        for a, line in zip(names, table)
+        for b, count in zip(names, line)
+        for _ in range(count)
+    ]
     return [{str(i): pair[side] for i, pair in enumerate(pairs)} for side in (0, 1)]
 
 
@@ -61,10 +66,19 @@ def test_bootstrap_of_kappa_is_that_of_a_plain_loop():
 def test_table_one():
     one, other = raters([[20, 5], [10, 15]], ["first", "second"])
     table = agreement_table({"RM": one, "GPT-4": other, "Human": one})
-    assert [(row["a"], row["b"]) for row in table] == [("RM", "GPT-4"), ("RM", "Human"), ("GPT-4", "Human")]
-    assert table[0]["agreement"] == wilson(35, 50)._asdict() and table[0]["kappa"]["mean"] == pytest.approx(0.4)
+    assert [(row["a"], row["b"]) for row in table] == [
+        ("RM", "GPT-4"),
+        ("RM", "Human"),
+        ("GPT-4", "Human"),
+    ]
+    assert table[0]["agreement"] == wilson(35, 50)._asdict() and table[0]["kappa"][
+        "mean"
+    ] == pytest.approx(0.4)
     assert table[1]["kappa"]["mean"] == pytest.approx(1)
-    some = agree({"a": "first", "b": "tie", "c": "second", "d": "malformed"}, {"b": "tie", "c": "first", "d": "first"})
+    some = agree(
+        {"a": "first", "b": "tie", "c": "second", "d": "malformed"},
+        {"b": "tie", "c": "first", "d": "first"},
+    )
     assert (some.pairs, some.left_out, some.agreement.mean) == (2, 2, 0.5)
 
 
@@ -78,14 +92,20 @@ def people_by_hand():
     path = Path(__file__).resolve().parents[2] / "data" / "pandalm" / "verdicts.jsonl.gz"
     rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
     judges = ("GPT-3.5", "PandaLM-7B")
-    return [(r["instruction"], [r[f"person {k}"] for k in (1, 2, 3)], [r[name] for name in judges]) for r in rows]
+    return [
+        (r["instruction"], [r[f"person {k}"] for k in (1, 2, 3)], [r[name] for name in judges])
+        for r in rows
+    ]
 
 
 def loop_of_kappas(couples):
     """Agreement and κ from a list of two verdicts each: chance from the pooled frequencies of either side."""
     couples = [(a, b) for a, b in couples if a in SAYS and b in SAYS]
     shares = [[sum(c[side] == v for c in couples) / len(couples) for v in SAYS] for side in (0, 1)]
-    p_o, p_e = sum(a == b for a, b in couples) / len(couples), sum(x * y for x, y in zip(*shares, strict=True))
+    p_o, p_e = (
+        sum(a == b for a, b in couples) / len(couples),
+        sum(x * y for x, y in zip(*shares, strict=True)),
+    )
     return p_o, (p_o - p_e) / (1 - p_e)
 
 
@@ -101,29 +121,47 @@ def test_the_kappa_of_three_people_is_that_of_fleiss():
 def test_judges_and_people_by_a_plain_loop():
     pairs = people_by_hand()
     most = [max(SAYS, key=said.count) for _, said, _ in pairs]
-    assert Counter(most) == {"tie": 105, "first": 422, "second": 472}, "the labels that PandaLM's README counts"
+    assert Counter(most) == {"tie": 105, "first": 422, "second": 472}, (
+        "the labels that PandaLM's README counts"
+    )
     said = {"GPT-3.5": [x[2][0] for x in pairs], "PandaLM-7B": [x[2][1] for x in pairs]}
     said |= {"always second": ["second"] * len(pairs), "most of the three": most}
     rows = {row["judge"]: row for row in people.with_a_person()}
     for name, verdicts in said.items():
-        couples = [(x, person) for x, (_, three, _) in zip(verdicts, pairs, strict=True) for person in three]
+        couples = [
+            (x, person)
+            for x, (_, three, _) in zip(verdicts, pairs, strict=True)
+            for person in three
+        ]
         expected = loop_of_kappas(couples)
         found = rows[name]["agreement"]["mean"], rows[name]["kappa"]["mean"]
-        assert found == pytest.approx(expected, abs=1e-12) and rows[name]["pairs"] == 999 - verdicts.count(None)
+        assert found == pytest.approx(expected, abs=1e-12) and rows[name][
+            "pairs"
+        ] == 999 - verdicts.count(None)
     best = np.mean([max(Counter(three).values()) / 3 for _, three, _ in pairs])
-    assert rows["most of the three"]["agreement"]["mean"] == pytest.approx(best), "what no judge can exceed"
+    assert rows["most of the three"]["agreement"]["mean"] == pytest.approx(best), (
+        "what no judge can exceed"
+    )
     others = [
-        (three[k] == three[k - 1]) / 2 + (three[k] == three[k - 2]) / 2 for _, three, _ in pairs for k in range(3)
+        (three[k] == three[k - 1]) / 2 + (three[k] == three[k - 2]) / 2
+        for _, three, _ in pairs
+        for k in range(3)
     ]
-    assert rows["another person"]["agreement"]["mean"] == pytest.approx(np.mean(others)), "one of the two others"
+    assert rows["another person"]["agreement"]["mean"] == pytest.approx(np.mean(others)), (
+        "one of the two others"
+    )
 
 
 def test_kappas_of_any_two_of_them_are_cohen_s():
     raters = people.verdicts()
     for row in people.each_with_each():
         plain = agree(raters[row["a"]], raters[row["b"]])
-        assert row["kappa"]["mean"] == pytest.approx(plain.kappa.mean) and row["pairs"] == plain.pairs
-        assert row["agreement"]["mean"] == plain.agreement.mean and row["left_out"] == plain.left_out
+        assert (
+            row["kappa"]["mean"] == pytest.approx(plain.kappa.mean) and row["pairs"] == plain.pairs
+        )
+        assert (
+            row["agreement"]["mean"] == plain.agreement.mean and row["left_out"] == plain.left_out
+        )
 
 
 def test_the_interval_draws_instructions_and_not_pairs():
@@ -145,13 +183,19 @@ def test_the_interval_draws_instructions_and_not_pairs():
 
 def power_of(n, p):
     """Chance that a two-sided z test of wins against one half rejects, exactly, without ties."""
-    return sum(comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(n + 1) if abs(k / n - 0.5) > Z * 0.5 / n**0.5)
+    return sum(
+        comb(n, k) * p**k * (1 - p) ** (n - k)
+        for k in range(n + 1)
+        if abs(k / n - 0.5) > Z * 0.5 / n**0.5
+    )
 
 
 @pytest.mark.parametrize("rate", [0.6, 0.65, 0.75])
 def test_that_many_pairs_have_a_power_of_80_percent(rate):
     n = pairs_for_win_rate(rate)
-    assert np.mean([power_of(m, rate) for m in range(n - 4, n + 5)]) == pytest.approx(0.8, abs=0.025)
+    assert np.mean([power_of(m, rate) for m in range(n - 4, n + 5)]) == pytest.approx(
+        0.8, abs=0.025
+    )
     assert pairs_for_win_rate(1 - rate) == n
 
 

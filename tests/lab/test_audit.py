@@ -39,15 +39,24 @@ def protocol(text="# A prediction.", methods="AB"):
 
 
 def run(commit, hour, dirty=False, **more):
-    environment = {"date": f"2030-01-01T{hour}:00+00:00", "git_commit": commit, "git_dirty": dirty} | more
+    environment = {
+        "date": f"2030-01-01T{hour}:00+00:00",
+        "git_commit": commit,
+        "git_dirty": dirty,
+    } | more
     return json.dumps({"environment": environment})
 
 
 def test_a_study_by_the_rules_has_no_facts(project, tmp_path):
     fixed = project("01:00", protocol=protocol())
-    project("03:00", **{f"{name}-seed{seed}": run(fixed, "02:00") for name in "AB" for seed in (0, 1)})
+    project(
+        "03:00", **{f"{name}-seed{seed}": run(fixed, "02:00") for name in "AB" for seed in (0, 1)}
+    )
     (row,) = audit.audit(tmp_path, {})
-    assert row["facts"] == {} and (row["protocol"], row["runs"]) == (f"2030-01-01 01:00, {fixed[:7]}", 4)
+    assert row["facts"] == {} and (row["protocol"], row["runs"]) == (
+        f"2030-01-01 01:00, {fixed[:7]}",
+        4,
+    )
 
 
 def test_every_departure_is_a_fact(project, tmp_path):
@@ -74,7 +83,9 @@ def test_every_departure_is_a_fact(project, tmp_path):
     (tmp_path / "docs").mkdir()
     notes.write_text(yaml.safe_dump({"s": dict.fromkeys(audit.FACTS, "Why.")}))
     assert audit.write_page(tmp_path).count("Why.") == 10
-    notes.write_text(yaml.safe_dump({"s": dict.fromkeys([*audit.FACTS][1:], "Why."), "t": {"dirty": "Why."}}))
+    notes.write_text(
+        yaml.safe_dump({"s": dict.fromkeys([*audit.FACTS][1:], "Why."), "t": {"dirty": "Why."}})
+    )
     fails(lambda: audit.write_page(tmp_path), "s: older; t: dirty")
 
 
@@ -82,7 +93,11 @@ def test_seeds_out_of_order_and_of_two_machines_are_facts(project, tmp_path):
     """Two at a time is order; a run of the first seed after all of the second is not."""
     fixed = project("01:00", protocol=protocol())
     hours = {"A-seed0": "02:00", "B-seed0": "02:10", "A-seed1": "02:05", "B-seed1": "02:15"}
-    for late, machine, facts in (("02:10", "x", {}), ("02:20", "x", {"order": "0"}), ("02:10", "y", {"hardware": "0"})):
+    for late, machine, facts in (
+        ("02:10", "x", {}),
+        ("02:20", "x", {"order": "0"}),
+        ("02:10", "y", {"hardware": "0"}),
+    ):
         runs = {name: run(fixed, hour, processor="x", gpu=None) for name, hour in hours.items()}
         project("03:00", **runs | {"B-seed0": run(fixed, late, processor=machine, gpu=None)})
         found = audit.audit(tmp_path, {})[0]["facts"]
@@ -95,7 +110,9 @@ def test_a_study_of_one_file_has_the_facts_of_its_runs(project, tmp_path):
     project("03:00", **{f"{name}-seed{seed}": text for (name, seed), text in runs.items()})
 
     def lines():
-        facts = ({"method": name, "seed": seed} | json.loads(text) for (name, seed), text in runs.items())
+        facts = (
+            {"method": name, "seed": seed} | json.loads(text) for (name, seed), text in runs.items()
+        )
         return "\n".join(json.dumps(fact) for fact in facts)
 
     for path in (tmp_path / "data/results/s").iterdir():
@@ -114,13 +131,19 @@ def test_a_study_of_one_file_has_the_facts_of_its_runs(project, tmp_path):
 def test_the_page_has_every_stored_study_and_is_what_the_history_says():
     """And every fact has its note."""
     stored = (ROOT / audit.PAGE).read_text(encoding="utf-8")
-    files = [path for name in ("*-seed*.json.gz", JOINED) for path in (ROOT / audit.RESULTS).rglob(name)]
+    files = [
+        path for name in ("*-seed*.json.gz", JOINED) for path in (ROOT / audit.RESULTS).rglob(name)
+    ]
     studies = {path.parent.relative_to(ROOT / audit.RESULTS) for path in files}
     assert all(f"\n| {study} | " in stored for study in studies)
-    shallow = subprocess.run(["git", "-C", str(ROOT), "cat-file", "-e", "1ff7260"], capture_output=True)
+    shallow = subprocess.run(
+        ["git", "-C", str(ROOT), "cat-file", "-e", "1ff7260"], capture_output=True
+    )
     if shallow.returncode:
         pytest.skip("a clone with all the project's history is needed")
     notes = yaml.safe_load((ROOT / audit.RESULTS / "history.yaml").read_text("utf-8"))
     rows = audit.audit(ROOT, notes)
     assert stored == audit.page(rows, notes), "run `marlhf study --audit`"
-    assert {(row["study"], fact) for row in rows for fact in row["facts"]} == {(s, f) for s in notes for f in notes[s]}
+    assert {(row["study"], fact) for row in rows for fact in row["facts"]} == {
+        (s, f) for s in notes for f in notes[s]
+    }

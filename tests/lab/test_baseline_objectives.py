@@ -25,7 +25,9 @@ PAST = 5
 @pytest.fixture(scope="module")
 def ours():
     """Their module."""
-    return SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "examples" / "objectives.py")))
+    return SimpleNamespace(
+        **runpy.run_path(str(Path(__file__).parents[2] / "examples" / "objectives.py"))
+    )
 
 
 def estimate(kind, rewards, values, mask, **options):
@@ -60,21 +62,31 @@ def test_both_are_those_of_loops(ours, seed, gamma):
     rewards, values = data.steps(single).nan_to_num(), data.steps(single).nan_to_num()
     pairs = [ref.valid(x, single) for x in (rewards, values)]
     options = {"gamma": gamma, "lam": 0.8}
-    past, fitted = (estimate(kind, rewards, values, data.mask, **options) for kind in (ours.PastMean, ours.Fitted))
+    past, fitted = (
+        estimate(kind, rewards, values, data.mask, **options)
+        for kind in (ours.PastMean, ours.Fitted)
+    )
     returns, columns = [], []
     for rs, vs, turns in zip(*pairs, data.turns, strict=True):
         _, q = ref.gae(rs, vs, gamma, 0.8)
         returns.append(np.array(q))
-        columns.append(np.array([[1.0] * len(vs), vs, past_mean(vs, rs, turns, gamma)]).T.reshape(-1, 3))
+        columns.append(
+            np.array([[1.0] * len(vs), vs, past_mean(vs, rs, turns, gamma)]).T.reshape(-1, 3)
+        )
     for row, (q, x) in enumerate(zip(returns, columns, strict=True)):
         others = [i for i in range(data.B) if i != row]
         best = np.linalg.lstsq(
-            *(np.concatenate([parts[i] for i in others]) for parts in (columns, returns)), rcond=None
+            *(np.concatenate([parts[i] for i in others]) for parts in (columns, returns)),
+            rcond=None,
         )
         valid = slice(0, len(q))
         assert past[0][row, valid].tolist() == pytest.approx((q - x[:, 2]).tolist(), abs=1e-4)
         assert fitted[0][row, valid].tolist() == pytest.approx((q - x @ best[0]).tolist(), abs=1e-4)
-        assert fitted[1][row, valid].tolist() == past[1][row, valid].tolist() == pytest.approx(q.tolist(), abs=1e-4)
+        assert (
+            fitted[1][row, valid].tolist()
+            == past[1][row, valid].tolist()
+            == pytest.approx(q.tolist(), abs=1e-4)
+        )
 
 
 def test_a_fit_without_others_or_without_differences(ours):
@@ -84,8 +96,13 @@ def test_a_fit_without_others_or_without_differences(ours):
     alone, _ = estimate(ours.Fitted, rewards[:1], torch.zeros(1, 4), mask, lam=1.0)
     assert alone.tolist() == [[2.0] * 4]
     for value in (0.0, 0.3):
-        both, _ = estimate(ours.Fitted, rewards, torch.full((2, 4), value), mask.expand(2, 4), lam=1.0)
-        assert both.tolist() == [pytest.approx([-3.0] * 4, abs=1e-5), pytest.approx([3.0] * 4, abs=1e-5)]
+        both, _ = estimate(
+            ours.Fitted, rewards, torch.full((2, 4), value), mask.expand(2, 4), lam=1.0
+        )
+        assert both.tolist() == [
+            pytest.approx([-3.0] * 4, abs=1e-5),
+            pytest.approx([3.0] * 4, abs=1e-5),
+        ]
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.5, 0.95, 1.0]), st.integers(1, 5))
@@ -111,7 +128,11 @@ def test_the_expected_gradient_stays(ours, seed, lam, turn):
     for kind in (combined(""), ours.PastMean):
         advantages = estimate(kind, rewards, values, mask, lam=lam)[0].double().numpy()
         found[kind] = {
-            (t, p): sum(weights[i] * advantages[i, t] * slopes[i, t] for i in range(64) if answers[i][:t] == p)
+            (t, p): sum(
+                weights[i] * advantages[i, t] * slopes[i, t]
+                for i in range(64)
+                if answers[i][:t] == p
+            )
             for t in range(6)
             for p in itertools.product((0, 1), repeat=t)
         }
@@ -125,11 +146,23 @@ def test_the_expected_gradient_stays(ours, seed, lam, turn):
 @pytest.fixture(params=["equal lengths", "ragged", "turns"])
 def responses(request):
     """Scored responses without a prompt, and without text: nothing reads it."""
-    masks = {"equal lengths": torch.ones(6, 33).bool(), "ragged": ref.Batch(0).mask, "turns": ref.Batch(1).mask}
+    masks = {
+        "equal lengths": torch.ones(6, 33).bool(),
+        "ragged": ref.Batch(0).mask,
+        "turns": ref.Batch(1).mask,
+    }
     mask = masks[request.param]
     scores = torch.randn(len(mask), generator=torch.Generator().manual_seed(2))
     texts, tokens = [""] * len(mask), torch.zeros(mask.shape, dtype=torch.long)
-    return Rollout(texts, texts, tokens, mask.long(), mask, torch.ones(len(mask), dtype=torch.bool), scores=scores)
+    return Rollout(
+        texts,
+        texts,
+        tokens,
+        mask.long(),
+        mask,
+        torch.ones(len(mask), dtype=torch.bool),
+        scores=scores,
+    )
 
 
 @pytest.mark.parametrize(("n", "lam"), [(5, 0.95), (3, 0.8), (20, 0.95), (5, 1.0), (5, 0.0)])
@@ -139,7 +172,9 @@ def test_without_a_critic_macro_actions_are_sae(responses, n, lam):
     pooled = token_advantages(responses, values, n, lam)
     assert pooled.abs().max() > 0.1
     for same in ({"sigma": "start"}, {"objective": "sae"}):
-        assert torch.allclose(token_advantages(responses, values, n, lam, **same), pooled, rtol=1e-6, atol=1e-7)
+        assert torch.allclose(
+            token_advantages(responses, values, n, lam, **same), pooled, rtol=1e-6, atol=1e-7
+        )
 
 
 @pytest.mark.parametrize(("n", "lam"), [(5, 0.95), (3, 0.8), (20, 0.95)])

@@ -10,13 +10,24 @@ from marlhf_lab.studies import register
 @pytest.fixture
 def record():
     value = {"mean": 0.5, "low": 0.25, "high": 0.75}
-    contrasts = {name: {"mean": -0.1, "low": -0.2, "high": 0.3} for name in ("S - M", "D - L", "fitted - L")}
+    contrasts = {
+        name: {"mean": -0.1, "low": -0.2, "high": 0.3} for name in ("S - M", "D - L", "fitted - L")
+    }
     signals = dict(zip(("T", "L", "M", "S", "D", "fitted"), np.arange(6) / 10))
     response = [{"mean": 0.2 / 2**k, "low": 0.0, "high": 1.0} for k in range(2 * SHOWN)]
-    cell = {"variance_saved": value, "credit": value, "response": response, "score": {"deviation": 2.0}}
+    cell = {
+        "variance_saved": value,
+        "credit": value,
+        "response": response,
+        "score": {"deviation": 2.0},
+    }
     settings = ("umbrella", "SmolLM2")
     found = {"signal": signals, "contrasts": contrasts}
-    return {"primary": "SmolLM2", "found": dict.fromkeys(settings, found), "cells": dict.fromkeys(settings, cell)}
+    return {
+        "primary": "SmolLM2",
+        "found": dict.fromkeys(settings, found),
+        "cells": dict.fromkeys(settings, cell),
+    }
 
 
 def test_a_line_for_each_setting(record):

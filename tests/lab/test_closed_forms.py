@@ -62,7 +62,10 @@ def advantage(index, length, n, lam, seen, sigma):
     values = [seen if t > index else 0.0 for t in range(length)]  # V(s_t), before the token t
     n = min(n, length)
     runs = [range(a, min(a + n, length)) for a in range(0, length, n)]
-    weights = {"equal": lambda run: [1 / len(run)] * len(run), "start": lambda run: [1.0] + [0.0] * (len(run) - 1)}
+    weights = {
+        "equal": lambda run: [1 / len(run)] * len(run),
+        "start": lambda run: [1.0] + [0.0] * (len(run) - 1),
+    }
     pooled = [sum(w * values[t] for w, t in zip(weights[sigma](run), run)) for run in runs] + [0.0]
     following, found = 0.0, None
     for k in reversed(range(len(runs))):
@@ -83,7 +86,9 @@ def segment_borders(index, length, n, lam, seen):
     return following
 
 
-CASES = st.integers(1, 60).flatmap(lambda length: st.tuples(st.integers(0, length - 1), st.just(length)))
+CASES = st.integers(1, 60).flatmap(
+    lambda length: st.tuples(st.integers(0, length - 1), st.just(length))
+)
 
 
 @given(CASES, st.integers(1, 70), st.floats(0, 1), st.floats(0, 1))
@@ -91,14 +96,18 @@ def test_kept_signal_is_the_advantage(place, n, lam, seen):
     for sigma in ("equal", "start"):
         expected = advantage(*place, n, lam, seen, sigma)
         assert signal_kept(*place, n, lam, seen, sigma) == pytest.approx(expected, abs=1e-9)
-    assert signal_kept(*place, n, lam, seen, "start") == pytest.approx(segment_borders(*place, n, lam, seen), abs=1e-9)
+    assert signal_kept(*place, n, lam, seen, "start") == pytest.approx(
+        segment_borders(*place, n, lam, seen), abs=1e-9
+    )
 
 
 @given(CASES, st.integers(2, 20))
 def test_macro_actions_and_tokens_keep_the_same_at_break_even(place, n):
     share = break_even(*place, n, 0.95)
     if share < 1:
-        assert signal_kept(*place, n, 0.95, share) == pytest.approx(signal_kept(*place, 1, 0.95, share))
+        assert signal_kept(*place, n, 0.95, share) == pytest.approx(
+            signal_kept(*place, 1, 0.95, share)
+        )
         assert signal_kept(*place, n, 0.95, 1.0) < signal_kept(*place, 1, 0.95, 1.0)
     else:
         assert signal_kept(*place, n, 0.95, 1.0) == pytest.approx(1.0)

@@ -7,7 +7,12 @@ import pytest
 import reference_macro as ref
 import torch
 
-from marlhf_lab.credit.critic_response import critic_response, taken_away, true_credit, variance_saved
+from marlhf_lab.credit.critic_response import (
+    critic_response,
+    taken_away,
+    true_credit,
+    variance_saved,
+)
 from marlhf_lab.credit.gradient_signal import difference_of_signals, token_advantages
 from marlhf_lite.training.rollout import Rollout
 
@@ -35,7 +40,9 @@ def test_the_response_is_that_of_loops(seed):
     # Turns stand apart in [B, T]: neighbouring columns of a turn are neighbouring tokens.
     found = critic_response(values, slope, data.mask, lags, n=50)
     assert [h.mean for h in found] == pytest.approx([top / bottom for top, bottom in pairs])
-    assert true_credit(values, slope, data.mask, data.scores, n=50).mean == pytest.approx(credit[0] / credit[1])
+    assert true_credit(values, slope, data.mask, data.scores, n=50).mean == pytest.approx(
+        credit[0] / credit[1]
+    )
 
 
 def test_pooling_takes_away_what_the_critic_answers():
@@ -53,12 +60,15 @@ def test_pooling_takes_away_what_the_critic_answers():
     for h, interval in zip(H, found, strict=True):
         assert interval.low < h < interval.high and interval.high - interval.low < 0.03
     texts, tokens = [""] * B, mask.long()
-    rollout = Rollout(texts, texts, tokens, tokens, mask, torch.ones(B).bool(), scores=torch.zeros(B))
+    rollout = Rollout(
+        texts, texts, tokens, tokens, mask, torch.ones(B).bool(), scores=torch.zeros(B)
+    )
     # At lambda 1 the return of a token is the score, so only the baseline is left.
     pooled, own = (token_advantages(rollout, values.float(), size, 1.0) for size in (n, 1))
     lost = ((own - pooled).double() * choices).mean(0) / (choices**2).mean(0)
     assert lost.reshape(-1, n).mean(0).tolist() == pytest.approx(taken_away(H, n), abs=0.02)
-    assert taken_away([0.4] * 4, 5) == pytest.approx([0.4 * (4 - i) / 5 for i in range(5)])  # a steady critic
+    # a steady critic
+    assert taken_away([0.4] * 4, 5) == pytest.approx([0.4 * (4 - i) / 5 for i in range(5)])
 
 
 def test_saved_variance_and_signals_are_those_of_loops():
@@ -72,6 +82,8 @@ def test_saved_variance_and_signals_are_those_of_loops():
     noise, held = np.random.default_rng(1), 0
     for _ in range(100):  # the difference is known: 0.5 − 0.2
         ours, shared = noise.normal(size=(2, 100))
-        difference = difference_of_signals(0.5 + ours, 0.2 + 0.6 * ours + 0.8 * shared, resamples=200)
+        difference = difference_of_signals(
+            0.5 + ours, 0.2 + 0.6 * ours + 0.8 * shared, resamples=200
+        )
         held += difference.low <= 0.3 <= difference.high
     assert 88 <= held <= 99

@@ -41,10 +41,15 @@ def test_task(name):
     assert list(parts.values()) == ([108, 0, 432, 60] if not pairs else [108, 216, 216, 60])
     assert task.counts == {"read": 600, "kept": 600, "beyond_size": 0, "prompt_in_test": 0} | parts
     assert len(set().union(*seen)) == sum(map(len, seen))  # no prompt is in two parts
-    assert task.name == name and (task.gold is None) == programs  # `with_tests` makes a gold score of unit tests
+    # `with_tests` makes a gold score of unit tests
+    assert task.name == name and (task.gold is None) == programs
     if name in STORED:
-        rows, first = ({row["prompt"] for split in t.splits.values() for row in split} for t in (whole, task))
-        assert first == {row["prompt"] for row in read_file(shipped(f"{name}.jsonl.gz"))[:600]} < rows
+        rows, first = (
+            {row["prompt"] for split in t.splits.values() for row in split} for t in (whole, task)
+        )
+        assert (
+            first == {row["prompt"] for row in read_file(shipped(f"{name}.jsonl.gz"))[:600]} < rows
+        )
         other = load_task(name, size=600, seed=3)  # the same rows in other parts
         assert other.splits["ppo"].to_list() != task.splits["ppo"].to_list()
         assert {row["prompt"] for split in other.splits.values() for row in split} == first
@@ -58,10 +63,21 @@ def test_every_embedded_task_has_a_model():
 
 @pytest.mark.parametrize("name", ["tiny-hh", "tiny-webgpt"])
 def test_all_stages_run(tmp_path, name):
-    sizes = {"size": 40, "updates": 1, "batch_size": 4, "eval_prompts": 4, "sft_batch_size": 4, "rm_batch_size": 4}
+    sizes = {
+        "size": 40,
+        "updates": 1,
+        "batch_size": 4,
+        "eval_prompts": 4,
+        "sft_batch_size": 4,
+        "rm_batch_size": 4,
+    }
     words, out = [f"--{key}={value}" for key, value in sizes.items()], tmp_path / "out"
     assert main(["run", "--dataset", name, *words, f"--output_dir={out}"]) == 0
     config = yaml.safe_load((out / "config.yaml").read_text())
-    assert (config["model"], config["max_response_length"]) == (name.replace("tiny-", "tiny-gemma-"), 136)
+    assert (config["model"], config["max_response_length"]) == (
+        name.replace("tiny-", "tiny-gemma-"),
+        136,
+    )
     (row,) = RunFolder.open(out / "ma-ppo").metrics()
-    assert row["eos_rate"] > 0.5 and row["gold_mean"] > 0  # pretrained: it answers rightly, and ends
+    # pretrained: it answers rightly, and ends
+    assert row["eos_rate"] > 0.5 and row["gold_mean"] > 0

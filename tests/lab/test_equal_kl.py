@@ -25,13 +25,16 @@ def results():
 
 
 def test_difference_against_its_closed_form(results):
-    end = np.linspace(0, 2, 20)[-equal_kl.WINDOW :].mean()  # of PPO's path; of a line the mean is in the middle
+    # of PPO's path; of a line the mean is in the middle
+    end = np.linspace(0, 2, 20)[-equal_kl.WINDOW :].mean()
     expected = np.array([1, 2, 3]) * 0.75 * end
     found = equal_kl.difference_at_kl(results, "MA-PPO", "PPO")
     assert found["kl"] == pytest.approx([end] * 3)
     assert found["by_seed"] == pytest.approx(expected)
     half = t_quantile(2) * expected.std(ddof=1) / 3**0.5
-    assert [found["low"], found["high"]] == pytest.approx([expected.mean() - half, expected.mean() + half])
+    assert [found["low"], found["high"]] == pytest.approx(
+        [expected.mean() - half, expected.mean() + half]
+    )
     turned = equal_kl.difference_at_kl(results, "PPO", "MA-PPO")
     assert turned["mean"] == pytest.approx(-found["mean"])
 
@@ -54,9 +57,19 @@ def test_line_and_figure(results):
 
 def test_a_reward_model_s_score_is_not_called_gold(results):
     """Data without a gold score: what is compared is what was trained on. A function's score is gold by itself."""
-    scored = [r | {"curve": [row | {"score_mean": row["gold_mean"]} for row in r["curve"]]} for r in results]
-    alone = [r | {"curve": [{k: x for k, x in row.items() if k != "gold_mean"} for row in r["curve"]]} for r in scored]
-    for runs, reward, name in ((scored, "rm", "gold"), (alone, "rm", "RM"), (alone, "mine:short", "gold")):
+    scored = [
+        r | {"curve": [row | {"score_mean": row["gold_mean"]} for row in r["curve"]]}
+        for r in results
+    ]
+    alone = [
+        r | {"curve": [{k: x for k, x in row.items() if k != "gold_mean"} for row in r["curve"]]}
+        for r in scored
+    ]
+    for runs, reward, name in (
+        (scored, "rm", "gold"),
+        (alone, "rm", "RM"),
+        (alone, "mine:short", "gold"),
+    ):
         runs = [r | {"options": {"reward": reward}} for r in runs]
         assert f"At equal KL, {name} score of" in equal_kl.equal_kl_line(runs, "MA-PPO", "PPO")
         ax = equal_kl.score_over_kl(runs, ["PPO", "MA-PPO"])

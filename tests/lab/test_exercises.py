@@ -34,8 +34,14 @@ def shell():
         ("twice = np.array([2.0, 4.0])", "right"),
         ("twice = torch.tensor([2.0, 4.0])", "right"),
         ("twice = lambda x: 2 * np.asarray(x)", "right"),
-        ("twice = np.array([2.0, 5.0])", "your answer: twice = tensor([2., 5.])\nhint: every number doubles."),
-        ("def twice(x): return x", "your answer: twice(…) returned tensor([1., 2.])\nhint: every number doubles."),
+        (
+            "twice = np.array([2.0, 5.0])",
+            "your answer: twice = tensor([2., 5.])\nhint: every number doubles.",
+        ),
+        (
+            "def twice(x): return x",
+            "your answer: twice(…) returned tensor([1., 2.])\nhint: every number doubles.",
+        ),
     ],
 )
 def test_an_answer_is_taken_and_shown(shell, capsys, answer, said):
@@ -53,9 +59,15 @@ def test_other_cells_and_other_errors_are_left_alone(shell, capsys):
 
 
 def test_what_is_taken():
-    assert exercises.taken(np.arange(3)).dtype == torch.int64 and exercises.taken(np.array([True])).dtype == torch.bool
+    assert (
+        exercises.taken(np.arange(3)).dtype == torch.int64
+        and exercises.taken(np.array([True])).dtype == torch.bool
+    )
     once = exercises.taken(lambda: np.zeros(1))
     assert exercises.taken(once) is once
     for other in (1.5, {"mean": np.ones(2)}, np.array(["text"]), int):
         assert exercises.taken(other) is other
-    assert exercises.shown("x", "y" * 10**6).endswith("…") and len(exercises.shown("x", "y" * 10**6)) < 1000
+    assert (
+        exercises.shown("x", "y" * 10**6).endswith("…")
+        and len(exercises.shown("x", "y" * 10**6)) < 1000
+    )

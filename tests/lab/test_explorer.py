@@ -62,7 +62,9 @@ def test_rules_and_their_parameters(draw, tokenizer, options, rule):
     figure, count = draw(**options), len(tokenizer.tokenize(TEXTS["one"])) + 1
     macro = rule(torch.ones(1, count, dtype=torch.bool))
     assert spans(figure) == macro.spans()[0]
-    assert f"{len(spans(figure))} macro actions of {count} tokens" in figure.axes[1].get_title(loc="left")
+    assert f"{len(spans(figure))} macro actions of {count} tokens" in figure.axes[1].get_title(
+        loc="left"
+    )
     assert len({box.get_gid() for box in figure.axes[0].patches}) == len(spans(figure))
     assert not unlabelled(figure) and not plt.get_fignums(), "shown once, by whoever returns it"
 
@@ -81,9 +83,13 @@ def panel(tokenizer, monkeypatch):
     """The widgets by name, and what the last choice showed: a figure, or a line that says what is wrong."""
     shown, calls = [], []
     monkeypatch.setattr("IPython.display.display", shown.append)
-    box = explore(tokenizer, TEXTS, lambda ids: calls.append(1) or ramp(ids), zigzag, interactive=True)
+    box = explore(
+        tokenizer, TEXTS, lambda ids: calls.append(1) or ramp(ids), zigzag, interactive=True
+    )
     box.update()
-    assert {widget.style.description_width for widget in box.kwargs_widgets} == {"initial"}, "names are shown whole"
+    assert {widget.style.description_width for widget in box.kwargs_widgets} == {"initial"}, (
+        "names are shown whole"
+    )
 
     def choose(**choices):
         for name, value in choices.items():
@@ -98,7 +104,9 @@ def test_every_choice_draws_again_and_asks_for_numbers_once_and_bad_input_is_one
     first = panel.choose(n=2)
     assert isinstance(first, Figure) and len(spans(first)) > len(spans(panel.choose(n=33))) == 1
     assert len(spans(panel.choose(n=6, sigma="unit"))) > 1 and len(panel.calls) == 1
-    assert "owed" in str([text.get_text() for text in panel.choose(example=TEXTS["two"]).axes[0].texts])
+    assert "owed" in str(
+        [text.get_text() for text in panel.choose(example=TEXTS["two"]).axes[0].texts]
+    )
     assert " The" in [text.get_text() for text in panel.choose(own=" The cat").axes[0].texts]
     page = panel.choose(termination="randomized", lengths="<2>").data
     assert 'role="alert"' in page and "--lengths &lt;2&gt;" in page
@@ -112,7 +120,9 @@ def test_a_kernel_of_jupyterlab_shows_widgets():
     said = []
     manager, client = start_new_kernel()
     try:
-        client.execute_interactive(ASK, timeout=60, output_hook=lambda message: said.append(message["content"]))
+        client.execute_interactive(
+            ASK, timeout=60, output_hook=lambda message: said.append(message["content"])
+        )
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)

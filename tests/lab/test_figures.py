@@ -36,21 +36,35 @@ def test_html_is_escaped_and_needs_nothing_from_outside():
 def test_what_an_environment_says_is_in_no_macro_action():
     mask = torch.tensor([[True, True, True, False, False, True, True, True, True]])
     page = spans_html(PIECES, {"turn": Turn()(mask)})
-    assert page.count('title="3 tokens"') == page.count('title="4 tokens"') == page.count('title="environment"') == 1
+    assert (
+        page.count('title="3 tokens"')
+        == page.count('title="4 tokens"')
+        == page.count('title="environment"')
+        == 1
+    )
     assert page.index("ter") < page.index("&lt;b&gt;") < page.index("&amp;")
     ax = plt.subplots()[1]
     draw_spans(ax, PIECES, Turn()(mask))
-    assert {text.get_text() for text in ax.texts if text.get_style() == "italic"} == {" left", " <b>"}
+    assert {text.get_text() for text in ax.texts if text.get_style() == "italic"} == {
+        " left",
+        " <b>",
+    }
 
 
-def test_characters_that_monospace_lacks_come_from_another_font_or_one_warning_names_them(monkeypatch):
+def test_characters_that_monospace_lacks_come_from_another_font_or_one_warning_names_them(
+    monkeypatch,
+):
     names = ("DejaVu Sans", "DejaVu Sans Mono", "Last Resort High-Efficiency")
     dejavu = [font for font in font_manager.fontManager.ttflist if font.name in names]
     monkeypatch.setattr(font_manager.fontManager, "ttflist", dejavu)
     _fonts.cache_clear()
     for pieces, families, messages in (
         ([" a", "\u05d0"], ["monospace", "DejaVu Sans"], []),
-        (["\u732b", "\u597d"], ["monospace"], ["no font has \u597d: install one such as Noto Sans CJK, then restart"]),
+        (
+            ["\u732b", "\u597d"],
+            ["monospace"],
+            ["no font has \u597d: install one such as Noto Sans CJK, then restart"],
+        ),
     ):
         figure, ax = plt.subplots()
         with warnings.catch_warnings(record=True) as caught:
@@ -74,13 +88,20 @@ def test_cut_is_a_partition(most, counts):
 
 @pytest.mark.parametrize("cutoff", [2, 4, 6, 9, 30])
 def test_cut_is_that_of_the_rule(cutoff):
-    tokenizer, text = load_tokenizer("tiny-gemma"), " My sister Marla moved to Tolwick and waited 34 days."
+    tokenizer, text = (
+        load_tokenizer("tiny-gemma"),
+        " My sister Marla moved to Tolwick and waited 34 days.",
+    )
     tree = GrammarParser()(text)[0].tree
-    counts = [len(tokenizer.tokenize(("" if leaf == "." else " ") + leaf)) for leaf in tree.leaves()]
+    counts = [
+        len(tokenizer.tokenize(("" if leaf == "." else " ") + leaf)) for leaf in tree.leaves()
+    ]
     ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
     rule = Parsing(GrammarParser(), cutoff)
     macro = rule(torch.ones_like(ids, dtype=torch.bool), token_ids=ids, tokenizer=tokenizer)
-    assert [sum(counts[a:b]) for a, b in tree_cut(tree, counts, cutoff - 1)[1]] == macro.lengths[0].tolist()
+    assert [sum(counts[a:b]) for a, b in tree_cut(tree, counts, cutoff - 1)[1]] == macro.lengths[
+        0
+    ].tolist()
 
 
 # -- the case study ---------------------------------------------------------------------------------------------------
@@ -129,11 +150,17 @@ def test_every_method_answers_every_chosen_prompt(rows, tokenizer):
     page = Reader(case_study(some, tokenizer))
     assert page.tags.count("section") == page.tags.count("table") == 2
     assert page.tags.count("tr") == 2 * (1 + len(METHODS))
-    assert "prompt 3 <b>&" in page.text and page.text.index("prompt 1") < page.text.index("prompt 3")
+    assert "prompt 3 <b>&" in page.text and page.text.index("prompt 1") < page.text.index(
+        "prompt 3"
+    )
     assert "prompt 2" not in page.text
     assert all(page.text.count(method) >= 2 for method in METHODS)
     assert page.text.count("RM score: −1.50") == page.text.count("RM score: −0.50") == 4
-    assert page.text.count("EOS: yes") == 8 and "gold score: 2.00" in page.text and "tokens: 7" in page.text
+    assert (
+        page.text.count("EOS: yes") == 8
+        and "gold score: 2.00" in page.text
+        and "tokens: 7" in page.text
+    )
 
 
 def test_all_text_is_escaped(rows, tokenizer):

@@ -69,10 +69,14 @@ def true_gradient(trainer):
             if END in row[:-1] or (length < LIMIT and row[-1] != END):
                 continue
             ids = torch.tensor([Letters()([prompt])["input_ids"][0] + list(row)])
-            logits = model(ids, position_ids=position_ids(torch.ones_like(ids))).logits[0, -length - 1 : -1]
+            logits = model(ids, position_ids=position_ids(torch.ones_like(ids))).logits[
+                0, -length - 1 : -1
+            ]
             p = logits.log_softmax(-1)[range(length), list(row)].sum().exp()
             total = total + p * sum(WORTH[place, token].item() for place, token in enumerate(row))
-    return torch.cat([g.flatten() for g in torch.autograd.grad(total, trainer.parameters["policy"])])
+    return torch.cat(
+        [g.flatten() for g in torch.autograd.grad(total, trainer.parameters["policy"])]
+    )
 
 
 def test_the_reference_and_lambda_1_point_along_the_true_gradient(trainer):
@@ -102,13 +106,20 @@ def test_gradients_are_those_of_the_loss(moved, tokenizer):
     old = objective.advantages(batch, outputs)
     loss, _ = objective.losses(batch, outputs, old, objective.counts(batch))
     parameters = trainer.parameters["policy"]
-    whole = torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters, retain_graph=True)])
-    assert torch.allclose(gradients["n=2"].mean(0), whole, atol=1e-6, rtol=1e-4) and whole.norm() > 1e-3
+    whole = torch.cat(
+        [g.flatten() for g in torch.autograd.grad(loss, parameters, retain_graph=True)]
+    )
+    assert (
+        torch.allclose(gradients["n=2"].mean(0), whole, atol=1e-6, rtol=1e-4)
+        and whole.norm() > 1e-3
+    )
     # RLOO by hand: the log-probabilities of a response times what it earns more than the others to its prompt.
     kl = (outputs.logprobs.detach() - rollout.ref_logprobs).masked_fill(~rollout.mask, 0).sum(1)
     earned = (rollout.scores - 0.3 * kl).reshape(4, 4)
     assert torch.allclose(earned.flatten(), total_returns(trainer, rollout), atol=1e-5)
-    paid_by_turn = replace(rollout, turn_rewards=torch.stack([rollout.scores / 4, rollout.scores * 3 / 4], 1))
+    paid_by_turn = replace(
+        rollout, turn_rewards=torch.stack([rollout.scores / 4, rollout.scores * 3 / 4], 1)
+    )
     assert torch.allclose(earned.flatten(), total_returns(trainer, paid_by_turn), atol=1e-5)
     others = torch.stack([earned[[j for j in range(4) if j != k]].mean(0) for k in range(4)])
     assert torch.allclose(leave_one_out(earned), earned - others, atol=1e-6)
@@ -118,12 +129,19 @@ def test_gradients_are_those_of_the_loss(moved, tokenizer):
 
 
 def test_presets_of_the_ladder(trainer):
-    own = {name: preset_estimator(name, trainer.config) for name in ("E0", "E1", "E2", "E3", "E4", "E5", "MC", "VC")}
+    own = {
+        name: preset_estimator(name, trainer.config)
+        for name in ("E0", "E1", "E2", "E3", "E4", "E5", "MC", "VC")
+    }
     assert [own[name].config.lam for name in ("E0", "E1", "MC")] == [0.95, 0.98979, 1.0]
     assert own["E4"].rule == FixedNGram(5) and own["E3"].config.sigma == "start"
-    assert all(one.config.temperature == 1 for one in own.values()), "what the preset does not name stays"
+    assert all(one.config.temperature == 1 for one in own.values()), (
+        "what the preset does not name stays"
+    )
     torch.manual_seed(0)
-    gradients = policy_gradients(trainer, sample_replicates(trainer, PROMPTS, 4), 4, own, progress="")
+    gradients = policy_gradients(
+        trainer, sample_replicates(trainer, PROMPTS, 4), 4, own, progress=""
+    )
     # Responses here have at most 3 tokens: borders after 5 never come, so these are Monte-Carlo returns.
     assert torch.allclose(gradients["E2"], gradients["MC"], atol=1e-6)
     assert not torch.allclose(gradients["E0"], gradients["MC"], atol=1e-3)
@@ -136,7 +154,10 @@ def made_up(k=40, width=300, noise=1.0, angle=0.0, seed=0):
     """Replicates around two directions of unit length, `angle` apart."""
     generator, axes = torch.Generator().manual_seed(seed), torch.eye(width)
     other = np.cos(angle) * axes[0] + np.sin(angle) * axes[1]
-    return [x + noise / width**0.5 * torch.randn(k, width, generator=generator) for x in (axes[0], other)]
+    return [
+        x + noise / width**0.5 * torch.randn(k, width, generator=generator)
+        for x in (axes[0], other)
+    ]
 
 
 @pytest.mark.parametrize("angle", [0.0, 0.6, 1.5])
@@ -147,7 +168,9 @@ def test_cosines_of_noisy_gradients_have_no_bias(angle):
     assert np.mean([x.direction.low <= np.cos(angle) <= x.direction.high for x in found]) >= 0.7
     assert np.mean([x.kept.mean for x in found]) == pytest.approx(np.cos(angle), abs=0.04)
     assert np.mean([x.noise.mean for x in found]) == pytest.approx(9, rel=0.1)
-    assert np.mean([x.batch.mean for x in found]) == pytest.approx(np.cos(angle) / 10**0.5, abs=0.02)
+    assert np.mean([x.batch.mean for x in found]) == pytest.approx(
+        np.cos(angle) / 10**0.5, abs=0.02
+    )
 
 
 def test_comparison_of_a_gradient_with_itself_order_scale_and_batch():
@@ -155,12 +178,16 @@ def test_comparison_of_a_gradient_with_itself_order_scale_and_batch():
     assert compare_gradients(one, one).direction[:3] == pytest.approx((1, 1, 1))
     found, order = compare_gradients(one, other), torch.randperm(40)
     again = compare_gradients(7 * one[order], 0.1 * other[order])
-    same = [[getattr(x, name).mean for name in ("direction", "batch", "noise")] for x in (found, again)]
+    same = [
+        [getattr(x, name).mean for name in ("direction", "batch", "noise")] for x in (found, again)
+    ]
     assert same[0] == pytest.approx(same[1], rel=1e-4)
     assert again.kept.mean == pytest.approx(70 * found.kept.mean, rel=1e-4)
     assert compare_gradients(0.3 * one, one).kept[:3] == pytest.approx((0.3, 0.3, 0.3))
     half = compare_gradients(one, other, batch_share=0.5)
-    assert half.noise.mean == pytest.approx(2 * found.noise.mean) and half.direction == found.direction
+    assert (
+        half.noise.mean == pytest.approx(2 * found.noise.mean) and half.direction == found.direction
+    )
     assert half.batch.mean < found.batch.mean
 
 
@@ -172,7 +199,9 @@ SMALL = Sizes(prompts=4, continuations=4, alternatives=2, ranked=3, replicates=4
 
 def test_a_moment_holds_what_a_lesson_reads_and_disturbs_nothing(moved, tokenizer):
     trainer = build(moved, tokenizer, length=8, top_k=0, kl_coef=0.1)
-    weights = [p.detach().clone() for p in (*trainer.parameters["policy"], *trainer.parameters["critic"])]
+    weights = [
+        p.detach().clone() for p in (*trainer.parameters["policy"], *trainer.parameters["critic"])
+    ]
     before = torch.random.get_rng_state()
     found = json.loads(json.dumps(rounded(measure(trainer, TEXTS[:4], SMALL))))
     assert torch.equal(before, torch.random.get_rng_state())
@@ -180,10 +209,14 @@ def test_a_moment_holds_what_a_lesson_reads_and_disturbs_nothing(moved, tokenize
     assert all(torch.equal(x, y) and y.grad is None for x, y in zip(weights, now, strict=True))
     assert set(found["gradients"]) == {*LADDER, "RLOO"} and len(found["explained"]) == 4
     assert set(found["gradients"]["E0"]) == {"kept", "direction", "batch", "noise"}
-    assert len(found["cuts"]) == len(found["explainable"]) == 3 and found["ranking"]["alternatives"] == 2
+    assert (
+        len(found["cuts"]) == len(found["explainable"]) == 3
+        and found["ranking"]["alternatives"] == 2
+    )
     again = measure(trainer, TEXTS[:4], SMALL)
     assert json.loads(json.dumps(rounded(again))) == found
-    trainer.updates_done = 1  # in the middle of a run, where the policy may differ from the reference
+    # in the middle of a run, where the policy may differ from the reference
+    trainer.updates_done = 1
     trainer.update(next(batches(trainer)))
     assert measure(trainer, TEXTS[:4], SMALL)["credit_seen"] != again["credit_seen"]
 

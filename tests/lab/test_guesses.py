@@ -63,7 +63,9 @@ def advantages(turns, estimator):
         lengths += estimator.lengths
     mask, values = torch.tensor([mask]), torch.tensor([values])
     macro = MacroActions.from_starts(ref.starts([lengths], mask), mask)
-    rewards = macro_rewards(torch.zeros_like(values), torch.tensor([[reward for *_, reward in turns]]), macro)
+    rewards = macro_rewards(
+        torch.zeros_like(values), torch.tensor([[reward for *_, reward in turns]]), macro
+    )
     pooled = macro_values(values, macro, estimator.sigma)
     return macro.broadcast(gae(rewards, pooled, macro.mask, lam=estimator.lam)[0])[0, GUESS].item()
 
@@ -79,11 +81,15 @@ def test_mean_and_variance_are_those_of_all_games(estimator):
         mean = sum(p * x for p, x in estimates)
         variance = sum(p * (x - mean) ** 2 for p, x in estimates)
         assert estimator.of_guess(SMALL, guess) == pytest.approx((mean, variance), abs=1e-5)
-        assert value_of_guess(SMALL, guess) == pytest.approx(sum(p * turns[-1][2] for p, turns in mine))
+        assert value_of_guess(SMALL, guess) == pytest.approx(
+            sum(p * turns[-1][2] for p, turns in mine)
+        )
 
 
 def test_what_is_known_in_closed_form():
-    assert value(START, best=True) == pytest.approx(statistics.mean(score(binary_search(n)) for n in range(1, 17)))
+    assert value(START, best=True) == pytest.approx(
+        statistics.mean(score(binary_search(n)) for n in range(1, 17))
+    )
     assert visits()[START] == 1 and sum(visits().values()) < 6
     exact = {"seen": 1.0}
     for estimator, kept in (
@@ -96,7 +102,10 @@ def test_what_is_known_in_closed_form():
         found = credit(estimator)
         assert (found.kept, found.cosine, found.bias) == pytest.approx((kept, 1, 0), abs=1e-6)
     blind = [credit(Estimator(*how)) for how in ((SINGLE,), ((8,),), (SINGLE, 1.0))]
-    assert blind[0].kept < blind[1].kept < blind[2].kept and blind[0].noise > blind[1].noise > blind[2].noise
+    assert (
+        blind[0].kept < blind[1].kept < blind[2].kept
+        and blind[0].noise > blind[1].noise > blind[2].noise
+    )
 
 
 @pytest.mark.parametrize("sigma", ["equal", "start"])
@@ -107,11 +116,12 @@ def test_who_decides_where_a_turn_ends(sigma):
     for k, share, slope in ((2, p, 1 - p), (6, 1 - p, -p)):  # slope: of log π(k) in the logit of p
         values = torch.tensor([[v] * before + [q] * k])
         macro = Turn()(torch.ones_like(values, dtype=torch.bool))
-        estimate = gae(torch.tensor([[q]]), macro_values(values, macro, sigma), macro.mask)[0].item()
+        estimate = gae(torch.tensor([[q]]), macro_values(values, macro, sigma), macro.mask)[
+            0
+        ].item()
         gradient += share * slope * estimate
-    expected = (
-        turn_end_bias(q - v, (2, 6), p) if sigma == "equal" else 0.0
-    )  # the truth: what stands behind is worth nothing
+    # the truth: what stands behind is worth nothing
+    expected = turn_end_bias(q - v, (2, 6), p) if sigma == "equal" else 0.0
     assert gradient == pytest.approx(expected, abs=1e-7)
     assert sigma == "start" or gradient > 0.005
 
@@ -141,7 +151,9 @@ def test_an_answer_that_the_policy_writes_itself_finds_nothing():
             texts.append(both if state.turns + 1 == turn else " No idea.")
             (observation,), (reward,), (done,) = GuessGame().step([state], texts[-1:])
             texts += [] if done else [observation]
-        assert reward == 0 and gold_scores([prompt], ["".join(texts)]) == [binary_search(hidden) - 7]
+        assert reward == 0 and gold_scores([prompt], ["".join(texts)]) == [
+            binary_search(hidden) - 7
+        ]
 
 
 def test_what_is_no_guess_costs_a_turn():

@@ -9,7 +9,9 @@ import pytest
 from marlhf_lab import homework
 
 ROOT = Path(__file__).resolve().parents[2]
-ANSWERS = (ROOT / "docs" / "exam_answers.md").read_text(encoding="utf-8").partition("## The homework")[2]
+ANSWERS = (
+    (ROOT / "docs" / "exam_answers.md").read_text(encoding="utf-8").partition("## The homework")[2]
+)
 SOLUTION = re.search(r"```python\n(.*?)\nsolution = ", ANSWERS, re.S)[1]
 FAULTS = [  # name, what is written, what a student writes in its place
     ("spans", "range(0, T, n)", "range(0, T - n + 1, n)"),
@@ -34,7 +36,10 @@ def test_each_fault_costs_the_points_of_its_function(name, right, wrong, tmp_pat
     points = {line.split()[0]: int(line.split()[1]) for line in lines}
     expected = homework.POINTS | ({name: 0} if name else {})
     assert points == expected | {"sum": sum(expected.values())}
-    assert all(("is" in line or "ends with NameError" in line) == line.startswith(name or "-") for line in lines)
+    assert all(
+        ("is" in line or "ends with NameError" in line) == line.startswith(name or "-")
+        for line in lines
+    )
 
 
 def test_a_function_that_is_missing_or_copies_a_number_has_no_points():

@@ -14,13 +14,22 @@ from marlhf_lab.studies.learning import learning_report, learning_table
 from marlhf_lab.studies.results import stored_results
 from marlhf_lab.studies.study import STUDIES, load_study
 
-OPTIONS = {"dataset": "tiny-umbrella", "part": "L8-first", "lam": 0.95, "sigma": "equal", "objective": ""}
+OPTIONS = {
+    "dataset": "tiny-umbrella",
+    "part": "L8-first",
+    "lam": 0.95,
+    "sigma": "equal",
+    "objective": "",
+}
 GROUPS = {"L8": ["L8 E0", "L8 E4"]}
 
 
 def result(method, seed, scores, **options):
     seen = {"credit_seen": 0.5, "score_explained_variance": 0.1}
-    curve = [{"update": u, "gold_mean": score, "kl_k1": u / 10} | seen for u, score in enumerate(scores, 1)]
+    curve = [
+        {"update": u, "gold_mean": score, "kl_k1": u / 10} | seen
+        for u, score in enumerate(scores, 1)
+    ]
     return {"method": method, "seed": seed, "curve": curve, "options": OPTIONS | options}
 
 
@@ -37,20 +46,30 @@ def test_table(results):
     assert first["updates"] == {"median": None, "by_seed": [6, None]}
     assert second["updates"] == {"median": 4, "by_seed": [4, 4]}
     assert first["area"]["by_seed"] == [0.5, 0.0] and "area_difference" not in first
-    assert second["updates_difference"]["by_seed"] == [-2, -2]  # a run that never gets there counts with its six
+    # a run that never gets there counts with its six
+    assert second["updates_difference"]["by_seed"] == [-2, -2]
     assert second["area_difference"]["by_seed"] == pytest.approx([1 / 3, 5 / 6])
     assert first["kept"] == pytest.approx([0.95**12, 0.5 + 0.5 * 0.95**12, 1.0])  # 13 tokens
     assert second["kept"] == pytest.approx([0.95**2, 0.1 + 0.5 * 0.95**2, 0.2])  # 3 macro actions
     warm = result("a", 0, [1, 1, 0, 0, 1, 1, 1], critic_warmup=2, n="5", termination="sentence")
     (row,) = learning_table({"": ["a"]}, [warm], 0.8)  # the critic's own updates do not count
-    assert row["updates"]["by_seed"] == [5] and row["area"]["mean"] == pytest.approx(0.6) and "kept" not in row
+    assert (
+        row["updates"]["by_seed"] == [5]
+        and row["area"]["mean"] == pytest.approx(0.6)
+        and "kept" not in row
+    )
 
 
 def test_credit_kept_is_given_where_the_formula_holds():
     def kept(**options):
-        return "kept" in learning_table({"": ["a"]}, [result("a", 0, [1] * 6, n="5", **options)], 0.8)[0]
+        return (
+            "kept"
+            in learning_table({"": ["a"]}, [result("a", 0, [1] * 6, n="5", **options)], 0.8)[0]
+        )
 
-    assert all(kept(objective=name) for name in ("", "sae", "vc_ppo", "released,vc_ppo=0.9")) and kept(sigma="start")
+    assert all(
+        kept(objective=name) for name in ("", "sae", "vc_ppo", "released,vc_ppo=0.9")
+    ) and kept(sigma="start")
     for name in ("vapo", "sae,vapo=0.1", "mine:MonteCarlo", "mine:essae"):
         assert not kept(objective=name)
     assert not any(kept(sigma=name) for name in ("unit", "position", "position_reversed"))
@@ -59,24 +78,44 @@ def test_credit_kept_is_given_where_the_formula_holds():
 
 def test_ratios_of_updates(results):
     """Against plain logarithms: seed 0 6/4, seed 1 (never: 6)/4; of one update, 3/2 and 5/2."""
-    assert ratio_of_updates(results, ["L8 E0", "L8 E4"], 0.8, 3)["by_seed"] == pytest.approx([1.5, 1.5])
-    found = ratio_of_updates([*results[:1], result("L8 E0", 1, [0] * 10), *results[2:]], ["L8 E0", "L8 E4"], 0.8, 1)
+    assert ratio_of_updates(results, ["L8 E0", "L8 E4"], 0.8, 3)["by_seed"] == pytest.approx(
+        [1.5, 1.5]
+    )
+    found = ratio_of_updates(
+        [*results[:1], result("L8 E0", 1, [0] * 10), *results[2:]], ["L8 E0", "L8 E4"], 0.8, 1
+    )
     logs = [math.log(4 / 2), math.log(10 / 2)]
     half = 12.7062047 * abs(logs[0] - logs[1]) / 2
     ends = [math.exp(sum(logs) / 2 + sign * half) for sign in (-1, 1)]
-    assert found["mean"] == pytest.approx(10**0.5) and [found["low"], found["high"]] == pytest.approx(ends)
+    assert found["mean"] == pytest.approx(10**0.5) and [
+        found["low"],
+        found["high"],
+    ] == pytest.approx(ends)
     twice = ratio_of_updates(results, ["L8 E0", "L8 E4", "L8 E4", "L8 E0"], 0.8, 3)
     assert twice["by_seed"] == pytest.approx([2.25, 2.25])
 
 
 def test_report_begins_with_the_primary_outcome(results, tmp_path):
-    contrasts = {"E0 over E4": {"ratio": GROUPS["L8"]}, "equal": {"ratio": GROUPS["L8"][::-1], "margin": 1.6}}
-    keys = {"methods": {name: {"command": "ppo"} for name in GROUPS["L8"]}, "figures": GROUPS, "contrasts": contrasts}
+    contrasts = {
+        "E0 over E4": {"ratio": GROUPS["L8"]},
+        "equal": {"ratio": GROUPS["L8"][::-1], "margin": 1.6},
+    }
+    keys = {
+        "methods": {name: {"command": "ppo"} for name in GROUPS["L8"]},
+        "figures": GROUPS,
+        "contrasts": contrasts,
+    }
     keys["equal_kl"] = GROUPS["L8"]
-    (tmp_path / "small.yaml").write_text(yaml.safe_dump({"seeds": [0, 1, 2], "threshold": 0.8} | keys))
-    text = learning_report(load_study(str(tmp_path / "small.yaml")), results, tmp_path, tmp_path / "figures")
+    (tmp_path / "small.yaml").write_text(
+        yaml.safe_dump({"seeds": [0, 1, 2], "threshold": 0.8} | keys)
+    )
+    text = learning_report(
+        load_study(str(tmp_path / "small.yaml")), results, tmp_path, tmp_path / "figures"
+    )
     first, second = text.split("\n")[2:4]
-    assert "primary outcome | 1.50 (1.50; 1.50) | above 1" in first and "equal within 1.6 |" in second
+    assert (
+        "primary outcome | 1.50 (1.50; 1.50) | above 1" in first and "equal within 1.6 |" in second
+    )
     assert "2 of 3 planned seeds" in text and "never (6; never)" in text and "4 (4; 4)" in text
     assert json.loads((tmp_path / "summary.json").read_text())["threshold"] == 0.8
     assert "L8 E0 minus L8 E4: -" in text.split("\n")[-1]
@@ -89,7 +128,9 @@ def test_the_answer_of_one_screen_is_what_the_records_say():
     root, sections = STUDIES.parents[2], []
     for page in ("README.md", "docs/results.md"):
         text = (root / page).read_text("utf-8")
-        sections.append(re.search(r"## Does it work, and when\?\n\n(.*?)\n(?=\n!\[|\n## )", text, re.S)[1])
+        sections.append(
+            re.search(r"## Does it work, and when\?\n\n(.*?)\n(?=\n!\[|\n## )", text, re.S)[1]
+        )
     readme, _ = re.split(r"\s\[All studies,", sections[0])
     assert readme == re.sub("<!--.*?-->\n", "", sections[1]) and answer_table() in readme
     assert len([line for line in sections[0].split("\n") if line]) <= 20
@@ -100,14 +141,21 @@ def test_the_answer_of_one_screen_is_what_the_records_say():
 def test_the_figure_of_the_answer_has_four_panels_and_one_legend():
     axes = answer_figure()
     assert [len(ax.lines) for ax in axes] == [3, 2, 3, 3]
-    assert [text.get_text()[:3] for text in axes[0].figure.legends[0].get_texts()] == ["PPO", "MA-", "PPO"]
+    assert [text.get_text()[:3] for text in axes[0].figure.legends[0].get_texts()] == [
+        "PPO",
+        "MA-",
+        "PPO",
+    ]
     umbrella = [run for run in stored_results("umbrella") if run["method"] == "L128 first E0"]
     last = np.mean([[row["gold_mean"] for row in run["curve"][-3:]] for run in umbrella])
     assert np.isclose(axes[0].lines[0].get_ydata()[-1], last)
 
 
 def test_updates_to_the_final_score_of_a_method():
-    curves = {"PPO": [0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.0, 1.0], "MA-PPO": [0.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]}
+    curves = {
+        "PPO": [0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.0, 1.0],
+        "MA-PPO": [0.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0],
+    }
     results = [
         {"method": name, "seed": seed, "options": {}, "curve": [{"score_mean": x} for x in curve]}
         for name, curve in curves.items()

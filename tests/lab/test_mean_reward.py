@@ -13,7 +13,12 @@ from scipy import stats
 from marlhf_lab.studies import mean_reward, result_tables
 from marlhf_lab.studies.contrasts import ratio_of_updates
 from marlhf_lab.studies.could_be_seen import seen
-from marlhf_lab.studies.mean_reward import difference_of_means, differences, interaction, mean_reward_report
+from marlhf_lab.studies.mean_reward import (
+    difference_of_means,
+    differences,
+    interaction,
+    mean_reward_report,
+)
 from marlhf_lab.studies.power import minimum_detectable, visible_gap, visible_ratio
 from marlhf_lab.studies.results import stored_results, t_interval
 from marlhf_lab.studies.study import load_study
@@ -25,7 +30,11 @@ SHIFT = {"PPO": 0.0, "MA-PPO": 0.2, "PPO lam^(1/5)": 0.1}
 
 def run(method, seed):
     rows = [
-        {"update": u, "score_mean": SHIFT[method] + RNG.normal() * 0.1 + 9 * (u < 3), "kl_k1": u / 10}
+        {
+            "update": u,
+            "score_mean": SHIFT[method] + RNG.normal() * 0.1 + 9 * (u < 3),
+            "kl_k1": u / 10,
+        }
         | {"score_explained_variance": 0.1, "response_length": 64.0, "value_noise": 0.05}
         | {"gold_mean": RNG.normal()}  # another score, which is not trained on
         for u in range(1, 6)
@@ -46,9 +55,13 @@ def means(results, method):
 def test_a_difference_is_paired_by_seed_and_of_these_updates_alone(results):
     gaps = means(results, "MA-PPO") - means(results, "PPO")
     found = difference_of_means(results, ["MA-PPO", "PPO"], SPAN)
-    low, high = stats.ttest_rel(means(results, "MA-PPO"), means(results, "PPO")).confidence_interval()
+    low, high = stats.ttest_rel(
+        means(results, "MA-PPO"), means(results, "PPO")
+    ).confidence_interval()
     assert found["by_seed"] == pytest.approx(gaps) and found["seeds"] == list(range(6))
-    assert [found[key] for key in ("mean", "low", "high")] == pytest.approx([gaps.mean(), low, high])
+    assert [found[key] for key in ("mean", "low", "high")] == pytest.approx(
+        [gaps.mean(), low, high]
+    )
     fewer = difference_of_means(results[1:], ["MA-PPO", "PPO"], SPAN)  # seed 0 has no PPO
     assert fewer["seeds"] == list(range(1, 6)) and fewer["by_seed"] == pytest.approx(gaps[1:])
 
@@ -61,7 +74,9 @@ def test_an_interaction_has_welch_s_interval():
     half = stats.t.ppf(0.975, freedom) * sum(parts) ** 0.5
     found = interaction(far, near)
     middle = far.mean() - near.mean()
-    assert [found[key] for key in ("mean", "low", "high")] == pytest.approx([middle, middle - half, middle + half])
+    assert [found[key] for key in ("mean", "low", "high")] == pytest.approx(
+        [middle, middle - half, middle + half]
+    )
     assert found["visible"] == pytest.approx(minimum_detectable(sum(parts) ** 0.5, freedom))
 
 
@@ -78,9 +93,14 @@ def test_power_is_that_of_simulated_studies(seeds, low):
 
 def test_the_size_that_a_study_could_have_seen():
     """From its primary contrast, in its own unit; one seed has none."""
-    ratios = ratio_of_updates(stored_results("critic_head"), ["blind MA-PPO, zero", "blind MA-PPO"], 0.8, 3)["by_seed"]
+    ratios = ratio_of_updates(
+        stored_results("critic_head"), ["blind MA-PPO, zero", "blind MA-PPO"], 0.8, 3
+    )["by_seed"]
     assert seen("critic_head") == f"ratio {visible_ratio(ratios):.2f}"
-    assert seen("sentiment_near") == "0.069 in reward" and seen("gemma_hh") == seen("sentiment_rates") == "-"
+    assert (
+        seen("sentiment_near") == "0.069 in reward"
+        and seen("gemma_hh") == seen("sentiment_rates") == "-"
+    )
     gaps = difference_of_means(stored_results("turns"), ["MA-PPO turn", "PPO"], (41, 80))["by_seed"]
     assert seen("turns") == f"{visible_gap(gaps):.2g} in reward"
 
@@ -95,14 +115,24 @@ def test_figure_of_differences(results):
     assert [label.get_text() for label in axes.get_yticklabels()] == ["paired", "far - near"]
     seeds = [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "."]
     assert seeds == [paired["by_seed"], []]
-    assert [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"] == [paired["mean"], far["mean"]]
+    assert [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"] == [
+        paired["mean"],
+        far["mean"],
+    ]
 
 
 def test_report(results, tmp_path, monkeypatch):
     """The first contrast is the primary outcome; one may be taken from the same difference in a stored study."""
-    contrasts = {"MA-PPO - PPO": {"difference": ["MA-PPO", "PPO"]}, "far - near": {"difference": ["MA-PPO", "PPO"]}}
+    contrasts = {
+        "MA-PPO - PPO": {"difference": ["MA-PPO", "PPO"]},
+        "far - near": {"difference": ["MA-PPO", "PPO"]},
+    }
     contrasts["far - near"]["subtracted_from"] = "far"
-    keys = {"methods": {name: {"command": "ppo"} for name in SHIFT}, "contrasts": contrasts, "mean_updates": SPAN}
+    keys = {
+        "methods": {name: {"command": "ppo"} for name in SHIFT},
+        "contrasts": contrasts,
+        "mean_updates": SPAN,
+    }
     (tmp_path / "small.yaml").write_text(
         yaml.safe_dump({"seeds": list(range(7)), "equal_kl": ["MA-PPO", "PPO"]} | keys)
     )
@@ -148,13 +178,29 @@ def test_a_report_of_one_seed_shows_differences_without_intervals(results, tmp_p
 
 def test_report_without_contrasts(results, tmp_path):
     """Figures and the table of methods; what a method has not is a dash."""
-    few = [r | {"curve": [{k: x for k, x in row.items() if "v" not in k} for row in r["curve"]]} for r in results[::3]]
-    keys = {"methods": {"RLOO": {"command": "rloo"}, "PPO": {"command": "ppo"}}, "mean_updates": SPAN}
+    few = [
+        r | {"curve": [{k: x for k, x in row.items() if "v" not in k} for row in r["curve"]]}
+        for r in results[::3]
+    ]
+    keys = {
+        "methods": {"RLOO": {"command": "rloo"}, "PPO": {"command": "ppo"}},
+        "mean_updates": SPAN,
+    }
     (tmp_path / "few.yaml").write_text(yaml.safe_dump({"seeds": list(range(6))} | keys))
-    study, both = load_study(str(tmp_path / "few.yaml")), [r | {"method": "RLOO"} for r in few] + results[::3]
+    study, both = (
+        load_study(str(tmp_path / "few.yaml")),
+        [r | {"method": "RLOO"} for r in few] + results[::3],
+    )
     text = mean_reward_report(study, both, tmp_path, tmp_path / "figures")
     legend, rest = text.split("\n\n")
-    assert "updates 3 to 5" in legend and "6 of 6 planned seeds are there." in legend and "paired" not in legend
+    assert (
+        "updates 3 to 5" in legend
+        and "6 of 6 planned seeds are there." in legend
+        and "paired" not in legend
+    )
     reward = interval(t_interval([*means(results, "PPO")]))
-    assert f"| RLOO | {reward} | 0.40 | - | - | 0.30 |" in rest and f"| PPO | {reward} | 0.40 | 0.10 | 0.05 |" in rest
+    assert (
+        f"| RLOO | {reward} | 0.40 | - | - | 0.30 |" in rest
+        and f"| PPO | {reward} | 0.40 | 0.10 | 0.05 |" in rest
+    )
     assert {path.stem for path in (tmp_path / "figures").iterdir()} == {"learning_curves"}

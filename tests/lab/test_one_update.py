@@ -18,8 +18,20 @@ PAGE = ROOT / "figures" / "interactive" / "one_update.html"
 sys.path.insert(0, str(ROOT / "book"))
 import print_pdf  # noqa: E402
 
-pytestmark = pytest.mark.skipif(print_pdf.find_browser() is None, reason="no Chromium browser on this machine")
-PRESSES = ("Write", "Score", "Values", "δ", "Roll back with λ", "Cut", "Advantages to tokens", "Ratio and clip", "Step")
+pytestmark = pytest.mark.skipif(
+    print_pdf.find_browser() is None, reason="no Chromium browser on this machine"
+)
+PRESSES = (
+    "Write",
+    "Score",
+    "Values",
+    "δ",
+    "Roll back with λ",
+    "Cut",
+    "Advantages to tokens",
+    "Ratio and clip",
+    "Step",
+)
 ROWS = {  # of each press: row of the page, row of the library
     "Write": {"p_old": "p"},
     "Score": {"r": "r"},
@@ -41,7 +53,9 @@ READ = """() => Object.fromEntries([...document.querySelectorAll('[id^=row-]:not
 @pytest.fixture(scope="module")
 def browser():
     with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=print_pdf.find_browser(), args=["--no-sandbox"])
+        started = playwright.chromium.launch(
+            executable_path=print_pdf.find_browser(), args=["--no-sandbox"]
+        )
         yield started
         started.close()
 
@@ -56,7 +70,10 @@ def visit(browser):
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: faults.append(str(error)))
-        page.on("request", lambda request: faults.append(request.url) if request.url != PAGE.as_uri() else None)
+        page.on(
+            "request",
+            lambda request: faults.append(request.url) if request.url != PAGE.as_uri() else None,
+        )
         page.goto(PAGE.as_uri())
         return page
 
@@ -86,13 +103,18 @@ def check_rows(page, settings: dict, presses=PRESSES) -> None:
     before = one_update(**settings | {"steps": 0})["p"]
     for row, source in expected.items():
         numbers = before if row == "p_old" else library[source]
-        assert [cell["value"] for cell in shown[row]] == pytest.approx(numbers, abs=1e-6), (row, settings)
+        assert [cell["value"] for cell in shown[row]] == pytest.approx(numbers, abs=1e-6), (
+            row,
+            settings,
+        )
         for cell in shown[row]:
             assert three_decimals(cell["value"], cell["name"]) in cell["text"].split(), (row, cell)
     asked = page.locator("[data-step]", has_text="Step again").inner_text().startswith("✓")
     for method in ("", "macro_"):
         stopped = ["stopped" in cell["text"] for cell in shown.get(f"{method}rho", ())]
-        assert stopped == [asked and bool(x) for x in library[f"{method}stopped"][: len(stopped)]], settings
+        assert stopped == [
+            asked and bool(x) for x in library[f"{method}stopped"][: len(stopped)]
+        ], settings
 
 
 def test_each_press_asks_then_shows_its_row_with_the_numbers_of_the_library(visit):
@@ -124,7 +146,9 @@ def test_each_press_asks_then_shows_its_row_with_the_numbers_of_the_library(visi
     check_rows(page, STORY, ())
 
 
-@pytest.mark.parametrize("scale", [{"lam": 0.01}, {"sees": 0.05}, {"n": 1}], ids=lambda scale: next(iter(scale)))
+@pytest.mark.parametrize(
+    "scale", [{"lam": 0.01}, {"sees": 0.05}, {"n": 1}], ids=lambda scale: next(iter(scale))
+)
 def test_each_slider_moves_by_the_arrow_keys_and_every_row_follows(visit, scale):
     page, (name, step) = visit(), next(iter(scale.items()))
     page.locator("#all").click()
@@ -137,7 +161,9 @@ def test_each_slider_moves_by_the_arrow_keys_and_every_row_follows(visit, scale)
         if name != "lam" or round(100 * value) % 5 == 0:
             settings = ALL | {name: value}
             check_rows(page, settings)
-            shares = page.locator("[data-share]").evaluate_all("all => all.map((share) => Number(share.dataset.value))")
+            shares = page.locator("[data-share]").evaluate_all(
+                "all => all.map((share) => Number(share.dataset.value))"
+            )
             assert shares == pytest.approx(one_update(**settings)["share"], abs=1e-6)
         if value >= top:
             break
@@ -152,9 +178,13 @@ def test_the_price_of_kl_and_many_settings_at_once(visit):
     page.locator("#all").click()
     page.locator("#beta").check()
     check_rows(page, ALL | {"beta": 0.05})
-    grid = product((1, 2, 4, 6), (0.0, 0.5, 0.95, 1.0), (0.0, 0.35, 1.0), (0.0, 0.05), (0, 3, 8), (0, 2))
+    grid = product(
+        (1, 2, 4, 6), (0.0, 0.5, 0.95, 1.0), (0.0, 0.35, 1.0), (0.0, 0.05), (0, 3, 8), (0, 2)
+    )
     cases = [dict(zip(STORY, case, strict=True)) for case in grid]
-    for case, found in zip(cases, page.evaluate("(cases) => cases.map(compute)", cases), strict=True):
+    for case, found in zip(
+        cases, page.evaluate("(cases) => cases.map(compute)", cases), strict=True
+    ):
         for name, numbers in one_update(**case).items():
             assert found[name] == pytest.approx(numbers, abs=1e-6), (name, case)
 
@@ -177,7 +207,9 @@ def test_what_a_friend_says_is_a_hole_in_every_row(visit, width):
                 left, right = cell["x"] + cell["width"], cell["x"]
                 assert left <= hole["x"] + 1 or right >= hole["x"] + hole["width"] - 1
                 assert abs(cell["y"] - cells[0]["y"]) < 8
-            assert ("nobody's action" if place else "a friend") in row.locator(".hole").inner_text() or width < 640
+            assert ("nobody's action" if place else "a friend") in row.locator(
+                ".hole"
+            ).inner_text() or width < 640
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.locator("#hole").uncheck()
     check_rows(page, ALL | {"n": 6})
@@ -192,7 +224,10 @@ def test_the_page_is_small_and_says_that_browser_and_library_agree(visit):
 def test_without_javascript_nothing_is_empty_and_the_lessons_are_named(visit):
     page, with_numbers = visit(java_script_enabled=False), visit()
     lead = page.locator(".lead").inner_text()
-    assert "gives it 0.6 % of the credit" in lead and lead == with_numbers.locator(".lead").inner_text()
+    assert (
+        "gives it 0.6 % of the credit" in lead
+        and lead == with_numbers.locator(".lead").inner_text()
+    )
     assert page.locator("figure:visible, #card:visible, button:visible").count() == 0
     assert page.locator("noscript a").count() == 2
 
@@ -202,35 +237,46 @@ def lessons_of(page) -> list[str]:
     page.locator("#all").click()
     page.locator("[data-setting='3']").click()
     links = page.locator("a:visible")
-    assert set(links.evaluate_all("all => all.map((a) => a.target || document.querySelector('base').target)")) == {
-        "_blank"
-    }
+    assert set(
+        links.evaluate_all(
+            "all => all.map((a) => a.target || document.querySelector('base').target)"
+        )
+    ) == {"_blank"}
     return links.evaluate_all("all => all.map((a) => a.href)")
 
 
 def test_every_lesson_that_the_page_names_is_a_link_that_leads_there(visit):
     page = visit()
     found = lessons_of(page)
-    _, *named = re.findall(r"[Ll]esson (\d\d)", page.locator("#end").inner_text())  # the first is a button's
+    # the first is a button's
+    _, *named = re.findall(r"[Ll]esson (\d\d)", page.locator("#end").inner_text())
     assert [Path(link).name[:2] for link in found] == named and len(named) == 8
     assert all(Path(unquote(urlparse(link).path)).is_file() for link in found)
 
 
 @pytest.mark.parametrize(
-    "home", ["lab/tree/notebooks/08_ma_ppo.ipynb", "book/notebooks/08_ma_ppo.html", "colab/frame.html"]
+    "home",
+    ["lab/tree/notebooks/08_ma_ppo.ipynb", "book/notebooks/08_ma_ppo.html", "colab/frame.html"],
 )
 def test_in_the_output_of_a_lesson_links_lead_to_the_lessons_beside_it(browser, home):
     page, address = browser.new_page(), f"http://localhost/{home}"
     page.route(
-        "**", lambda route: route.fulfill(body=notebook.page("one_update", height=800), content_type="text/html")
+        "**",
+        lambda route: route.fulfill(
+            body=notebook.page("one_update", height=800), content_type="text/html"
+        ),
     )
     page.goto(address)
     found = lessons_of(page.frame_locator("iframe.play"))
     names = [
-        path.stem for n in ("01", "01", "02", "04", "05", "08", "17", "15") for path in ROOT.glob(f"notebooks/{n}_*")
+        path.stem
+        for n in ("01", "01", "02", "04", "05", "08", "17", "15")
+        for path in ROOT.glob(f"notebooks/{n}_*")
     ]
     beside = [str(Path(home).with_stem(name)) for name in names]
-    assert found == ([f"http://localhost/{place}" for place in beside] if "08" in home else [""] * 8)
+    assert found == (
+        [f"http://localhost/{place}" for place in beside] if "08" in home else [""] * 8
+    )
     page.close()
 
 
@@ -249,7 +295,9 @@ def test_from_start_to_end_by_keyboard_alone(visit):
     def press_button(name):
         for _ in range(40):
             page.keyboard.press("Tab")
-            if page.evaluate("[document.activeElement.tagName, document.activeElement.innerText]") == ["BUTTON", name]:
+            if page.evaluate(
+                "[document.activeElement.tagName, document.activeElement.innerText]"
+            ) == ["BUTTON", name]:
                 return page.keyboard.press("Enter")
         raise AssertionError(f"Tab does not reach {name}")
 
@@ -282,7 +330,9 @@ def test_a_phone_shows_all_and_every_text_can_be_read(visit, colours, width):
     page = visit(color_scheme=colours, viewport={"width": width, "height": 800})
     while True:
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        cut = page.locator(".cell").evaluate_all("all => all.filter((x) => x.scrollWidth > x.clientWidth + 1).length")
+        cut = page.locator(".cell").evaluate_all(
+            "all => all.filter((x) => x.scrollWidth > x.clientWidth + 1).length"
+        )
         assert not cut, "numbers that are wider than their cells"
         contrasts = page.evaluate(CONTRAST)
         assert len(contrasts) > 20 and not [row for row in contrasts if row[0] < 4.5]

@@ -30,7 +30,10 @@ def test_a_verdict_is_what_the_interval_says(low, high, sign, size, words):
 
 def test_a_ratio_is_compared_with_1():
     found = {"mean": 1.2, "low": 1.001, "high": 1.4}
-    assert (paper.verdict(found, beside=1), paper.verdict(found, -1, beside=1)) == ("agrees", "contradicts")
+    assert (paper.verdict(found, beside=1), paper.verdict(found, -1, beside=1)) == (
+        "agrees",
+        "contradicts",
+    )
     assert paper.say(found, ".2f", 1) == "1.200 [1.001, 1.400]"
 
 
@@ -57,7 +60,9 @@ def test_a_counterpart_is_a_difference_of_the_study_s_table():
 def test_each_claim_leads_to_a_section_of_the_lesson():
     cells = json.loads(LESSON.read_text(encoding="utf-8"))["cells"]
     text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
-    headings = {heading.replace(" ", "-") for heading in re.findall(r"^### ([A-Z] · .*)$", text, re.M)}
+    headings = {
+        heading.replace(" ", "-") for heading in re.findall(r"^### ([A-Z] · .*)$", text, re.M)
+    }
     rows = [row for group in paper._texts()["claims"] for row in paper.overview(group)]
     assert len(rows) > 40 and {re.search(r"\(#(.*)\)$", row["in"])[1] for row in rows} <= headings
 
@@ -66,10 +71,18 @@ def test_a_claim_that_other_judges_made_gets_no_verdict():
     found = paper.evidence("not comparable: wins gold")
     assert found == (paper.evidence("wins gold")[0], "not comparable") and "[" in found[0]
     verdicts = {row["claim"]: row["verdict"] for row in paper.overview("MA-PPO against PPO")}
-    assert verdicts["74 % wins by people"] == verdicts["the RM and other judges agree"] == "not comparable"
+    assert (
+        verdicts["74 % wins by people"]
+        == verdicts["the RM and other judges agree"]
+        == "not comparable"
+    )
     assert verdicts["a model as judge and people agree"] == "agrees (other answers)"
 
 
 def test_the_table_of_studies_counts_runs():
-    line = next(line for line in paper.studies_table().splitlines() if line.startswith("| `steps_confirm` |"))
+    line = next(
+        line
+        for line in paper.studies_table().splitlines()
+        if line.startswith("| `steps_confirm` |")
+    )
     assert re.split(r" *\| *", line)[3:6] == ["40", "4", "10"]

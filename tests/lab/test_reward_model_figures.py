@@ -24,12 +24,16 @@ def test_bins_against_a_loop(by):
         right = sum(m > 0 for _, m in rows)
         assert found.pairs == size and found.right == pytest.approx(right / size)
         assert found.gap == pytest.approx(sum(g for g, _ in rows) / size)
-        assert found.predicted == pytest.approx(sum(1 / (1 + math.exp(-abs(m))) for _, m in rows) / size)
+        assert found.predicted == pytest.approx(
+            sum(1 / (1 + math.exp(-abs(m))) for _, m in rows) / size
+        )
         assert (found.low, found.high) == wilson(right, size)[1:3]
 
 
 def test_correlation_against_closed_forms():
-    x, y, z = np.random.default_rng(2).normal(size=(3, 50)) + np.random.default_rng(3).normal(size=50)
+    x, y, z = np.random.default_rng(2).normal(size=(3, 50)) + np.random.default_rng(3).normal(
+        size=50
+    )
     r = np.corrcoef([x, y, z])
     assert correlation(x, y) == pytest.approx(r[0, 1])
     partial = (r[0, 1] - r[0, 2] * r[1, 2]) / math.sqrt((1 - r[0, 2] ** 2) * (1 - r[1, 2] ** 2))

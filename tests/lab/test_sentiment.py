@@ -18,7 +18,11 @@ STORED = POLICIES / "answers.jsonl"
 
 def lexicon():
     text = (Path(vaderSentiment.__file__).parent / "vader_lexicon.txt").read_text(encoding="utf-8")
-    return {line.split("\t")[0]: float(line.split("\t")[1]) for line in text.splitlines() if line.strip()}
+    return {
+        line.split("\t")[0]: float(line.split("\t")[1])
+        for line in text.splitlines()
+        if line.strip()
+    }
 
 
 def test_valences_are_those_of_the_file():
@@ -35,10 +39,16 @@ def test_valences_are_those_of_the_file():
         total = sum(words.get(bare(word).lower(), 0.0) for word in some)
         return min(max(total / 5, -1), 1)
 
-    assert sentiment.first_valence([], answers) == pytest.approx([valence(text.split()[:12]) for text in answers])
-    assert sentiment.last_valence([], answers) == pytest.approx([valence(text.split()[-12:]) for text in answers])
+    assert sentiment.first_valence([], answers) == pytest.approx(
+        [valence(text.split()[:12]) for text in answers]
+    )
+    assert sentiment.last_valence([], answers) == pytest.approx(
+        [valence(text.split()[-12:]) for text in answers]
+    )
     settle = read_lines(POLICIES / "settle" / "answers.jsonl")
-    assert [row["score"] for row in settle] == pytest.approx([valence(row["answer"].split()[:12]) for row in settle])
+    assert [row["score"] for row in settle] == pytest.approx(
+        [valence(row["answer"].split()[:12]) for row in settle]
+    )
     assert {len(row["tokens"]) for row in settle} == {64}, "no answer ends before"
 
 

@@ -21,7 +21,14 @@ from made_up_results import made_up
 
 from marlhf_lab.studies import study as study_module
 from marlhf_lab.studies.command import StudyCommand
-from marlhf_lab.studies.results import JOINED, RESULT, join_results, read_results, stored_results, write_result
+from marlhf_lab.studies.results import (
+    JOINED,
+    RESULT,
+    join_results,
+    read_results,
+    stored_results,
+    write_result,
+)
 from marlhf_lab.studies.study import STUDIES, Commands, changed_option, load_study, plan, run_study
 from marlhf_lite.cli import main
 from marlhf_lite.tasks.loading import load_task
@@ -51,7 +58,9 @@ def small(tmp_path):
     """Writes a small study and returns its file's name; keyword arguments replace its keys."""
 
     def make(**changes):
-        return write(tmp_path / "small.yaml", **{"seeds": [0], "methods": METHODS, "shared": SMALL} | changes)
+        return write(
+            tmp_path / "small.yaml", **{"seeds": [0], "methods": METHODS, "shared": SMALL} | changes
+        )
 
     return make
 
@@ -64,16 +73,29 @@ def test_the_project_s_studies_are_whole(name):
     """No two runs have one file or the same options, and rates are 2 to 3; in `turns` they are equal."""
     study = load_study(name)
     runs = plan(study)
-    assert len({run.name for run in runs}) == len({json.dumps(run.options) for run in runs}) == len(runs)
+    assert (
+        len({run.name for run in runs})
+        == len({json.dumps(run.options) for run in runs})
+        == len(runs)
+    )
     assert study.threshold is None or len(study.methods) > 1
-    rates = [(r.options["policy_learning_rate"], r.options["critic_learning_rate"]) for r in runs if r.command == "ppo"]
+    rates = [
+        (r.options["policy_learning_rate"], r.options["critic_learning_rate"])
+        for r in runs
+        if r.command == "ppo"
+    ]
     ratio = 1.0 if name == "turns" else 1.5
     assert rates and all(critic == pytest.approx(ratio * policy) for policy, critic in rates)
 
 
 def test_the_project_s_studies_find_their_data():
-    found = {run.options["dataset"] for name in STUDIES.glob("*.yaml") for run in plan(load_study(name.stem))}
-    for dataset in found - {"hh_rlhf_harmless_1600.jsonl.gz"}:  # its texts are no part of the project
+    found = {
+        run.options["dataset"]
+        for name in STUDIES.glob("*.yaml")
+        for run in plan(load_study(name.stem))
+    }
+    # its texts are no part of the project
+    for dataset in found - {"hh_rlhf_harmless_1600.jsonl.gz"}:
         assert load_task(dataset).splits["ppo"]
 
 
@@ -90,10 +112,20 @@ def test_a_preset_stands_below_the_shared_options_and_those_of_a_method(small):
     own = {"sft_batch_size": 4, "updates": 2}
     methods = {"PPO": {"command": "ppo", "options": own}, "RLOO": {"command": "rloo"}}
     ppo, rloo = plan(load_study(small(shared=shared, methods=methods)))
-    given = {"model": "google/gemma-2b", "load_in_4bit": True, "finetune": "lora", "dataset": "mine.jsonl"}
+    given = {
+        "model": "google/gemma-2b",
+        "load_in_4bit": True,
+        "finetune": "lora",
+        "dataset": "mine.jsonl",
+    }
     assert given.items() <= ppo.options.items() and given.items() <= rloo.options.items()
-    assert (ppo.options["sft_batch_size"], ppo.options["batch_size"], rloo.options["sft_batch_size"]) == (4, 8, 64)
-    assert (ppo.options["updates"], ppo.options["prompt_epochs"]) == (2, None)  # the preset's passes give way
+    assert (
+        ppo.options["sft_batch_size"],
+        ppo.options["batch_size"],
+        rloo.options["sft_batch_size"],
+    ) == (4, 8, 64)
+    # the preset's passes give way
+    assert (ppo.options["updates"], ppo.options["prompt_epochs"]) == (2, None)
     assert rloo.options["prompt_epochs"] == 1.0
 
 
@@ -110,8 +142,14 @@ FAULTS = [  # (keys of the protocol, what the message names)
     ({"methods": {"A": PPO | {"preset": "lora-t4-16gb"}}}, "method A: .*belongs below shared"),
     ({"shared": {"preset": "E9"}}, "small.yaml: shared: preset: .*E9"),
     ({"methods": {"A": {"command": "best_of_n"}}}, "method A: samples 1"),
-    ({"methods": {"A": {"command": "rloo", "options": {"num_generations": 3}}}}, "method A: --num_generations 3"),
-    ({"methods": {"A": {"command": "rloo", "preset": "estimators/E4"}}}, "method A: .*--termination"),
+    (
+        {"methods": {"A": {"command": "rloo", "options": {"num_generations": 3}}}},
+        "method A: --num_generations 3",
+    ),
+    (
+        {"methods": {"A": {"command": "rloo", "preset": "estimators/E4"}}},
+        "method A: .*--termination",
+    ),
     ({"methods": {"A": {"command": "dpo", "options": {"updates": 9}}}}, "method A: .*--updates"),
     ({"methods": {"A b": {"command": "sft"}, "A-b": {"command": "sft"}}}, "methods: two names"),
     ({"methods": {1: {"command": "sft"}}}, "method 1: .*quotes"),
@@ -127,26 +165,57 @@ FAULTS = [  # (keys of the protocol, what the message names)
     ({"threshold": 0.8, "methods": {"A": PPO}}, "reward: gold, .*critic_init: sft"),
     ({"threshold": 0.8, "contrasts": {"c": {"ratio": ["PPO", "B"]}}}, "contrasts, c"),
     ({"contrasts": {"c": {"ratio": ["PPO", "SFT"]}}}, "contrasts, c"),
-    ({"threshold": 0.8, "contrasts": {"c": {"ratio": 2}}}, "contrasts, c: .*give a ratio of two or four"),
+    (
+        {"threshold": 0.8, "contrasts": {"c": {"ratio": 2}}},
+        "contrasts, c: .*give a ratio of two or four",
+    ),
     ({"threshold": 0.8, "window": 0}, "window 0: give a whole number from 1 up"),
     ({"equal_kl": ["PPO", "B"]}, "equal_kl"),
-    *(({"equal_kl": [name, "PPO"]}, f"method {name}: equal_kl: .* no kl_k1") for name in ("SFT", "DPO", "best-of-3")),
-    ({"equal_kl": ["G", "H"], "methods": {"G": {"command": "grpo"}, "H": PPO}}, "method G: equal_kl: grpo"),
-    ({"equal_kl": ["PPO", "RLOO=2"], "shared": SMALL | {"kl_coef": 0.0}}, "RLOO=2: equal_kl: rloo without kl_coef"),
-    ({"mean_updates": [1, 3], "shared": SMALL, "methods": {"A": PPO}}, "method A: mean_updates: .1, 3.: it has 2 up"),
     *(
-        (keys | {"methods": {"A": PPO | {"options": {"kl_ceiling": 1.0}}}}, "method A: kl_ceiling: .*stops early")
+        ({"equal_kl": [name, "PPO"]}, f"method {name}: equal_kl: .* no kl_k1")
+        for name in ("SFT", "DPO", "best-of-3")
+    ),
+    (
+        {"equal_kl": ["G", "H"], "methods": {"G": {"command": "grpo"}, "H": PPO}},
+        "method G: equal_kl: grpo",
+    ),
+    (
+        {"equal_kl": ["PPO", "RLOO=2"], "shared": SMALL | {"kl_coef": 0.0}},
+        "RLOO=2: equal_kl: rloo without kl_coef",
+    ),
+    (
+        {"mean_updates": [1, 3], "shared": SMALL, "methods": {"A": PPO}},
+        "method A: mean_updates: .1, 3.: it has 2 up",
+    ),
+    *(
+        (
+            keys | {"methods": {"A": PPO | {"options": {"kl_ceiling": 1.0}}}},
+            "method A: kl_ceiling: .*stops early",
+        )
         for keys in ({"threshold": 0.8}, {"mean_updates": [1, 2]})
     ),
-    *(({"mean_updates": span}, "mean_updates: .*16, 30") for span in ([5], [5, 4], [0, 3], ["a", 3])),
+    *(
+        ({"mean_updates": span}, "mean_updates: .*16, 30")
+        for span in ([5], [5, 4], [0, 3], ["a", 3])
+    ),
     ({"mean_updates": [1, 2], "methods": {"SFT": {"command": "sft"}}}, "mean_updates: sft"),
     ({"mean_updates": [1, 2], "contrasts": {"c": {"ratio": ["PPO", "SFT"]}}}, "contrasts, c"),
     ({"contrasts": {"c": {"difference": ["PPO", "SFT"]}}}, "contrasts, c"),
-    ({"shared": {"reward": "wishs:few", "critic_init": "sft"}, "methods": {"A": PPO}}, "wishs:few: cannot be imported"),
+    (
+        {"shared": {"reward": "wishs:few", "critic_init": "sft"}, "methods": {"A": PPO}},
+        "wishs:few: cannot be imported",
+    ),
     ({"methods": {"A": PPO | {"options": {"reward": "json:fw"}}}}, "json:fw: cannot be imported"),
     *(  # with unit tests or a function for a reward there is no reward model
-        ({"shared": {"dataset": "tiny-code", "reward": reward}, "methods": {"A": method}}, "method A: no reward model")
-        for method in ({"command": "dpo"}, METHODS["best-of-3"], PPO | {"options": {"critic_init": "rm"}})
+        (
+            {"shared": {"dataset": "tiny-code", "reward": reward}, "methods": {"A": method}},
+            "method A: no reward model",
+        )
+        for method in (
+            {"command": "dpo"},
+            METHODS["best-of-3"],
+            PPO | {"options": {"critic_init": "rm"}},
+        )
         for reward in ("tests", "words:few")
     ),
 ]
@@ -171,7 +240,9 @@ def test_faulty_options():
     fails(lambda: run_study(StudyCommand(seeds="1,x")), "--seeds 1,x")
 
 
-def test_a_study_of_the_project_starts_from_a_committed_protocol(git, tmp_path, monkeypatch, capsys):
+def test_a_study_of_the_project_starts_from_a_committed_protocol(
+    git, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(study_module, "STUDIES", tmp_path)
     path = tmp_path / "small.yaml"
     git("init")
@@ -193,7 +264,9 @@ def test_a_study_of_the_project_starts_from_a_committed_protocol(git, tmp_path, 
 def fill(name, folder, seeds=(0,), **changes):
     """Result files of every run of a study, made up."""
     for run in plan(load_study(name), seeds):
-        result = made_up(run.method, run.seed, [0.1 * len(run.method)] * 4) | {"options": run.options}
+        result = made_up(run.method, run.seed, [0.1 * len(run.method)] * 4) | {
+            "options": run.options
+        }
         write_result(Path(folder) / f"{run.name}{RESULT}", result | changes)
 
 
@@ -213,7 +286,11 @@ def test_what_is_done_is_not_done_again(small, tmp_path, capsys, monkeypatch):
     run_study(options(name, tmp_path))
     assert "5 runs, 5 done already" in capsys.readouterr().out
     after = {path.name: path.stat().st_mtime_ns for path in results.iterdir()}
-    assert before.items() <= after.items() and set(after) - set(before) == {"table.md", "summary.json", "figures"}
+    assert before.items() <= after.items() and set(after) - set(before) == {
+        "table.md",
+        "summary.json",
+        "figures",
+    }
     assert not (tmp_path / "runs").exists()
 
 
@@ -223,17 +300,27 @@ def test_a_complete_study_is_one_file_that_says_the_same(small, tmp_path, capsys
     fill(name, results, [0, 1])
     size = sum(path.stat().st_size for path in results.iterdir())
     run_study(options(name, tmp_path))
-    before, tables = read_results(results), [(results / x).read_bytes() for x in ("table.md", "summary.json")]
+    before, tables = (
+        read_results(results),
+        [(results / x).read_bytes() for x in ("table.md", "summary.json")],
+    )
     assert len(before) == 10
     join_results(results)
-    assert {path.name for path in results.iterdir()} == {JOINED, "table.md", "summary.json", "figures"}
+    assert {path.name for path in results.iterdir()} == {
+        JOINED,
+        "table.md",
+        "summary.json",
+        "figures",
+    }
     assert read_results(results) == before and [*read_results(results)] == [*before]
     assert (results / JOINED).stat().st_size < size / 2
     capsys.readouterr()
     run_study(options(name, tmp_path))
     assert "10 runs, 10 done already" in capsys.readouterr().out
     assert [(results / x).read_bytes() for x in ("table.md", "summary.json")] == tables
-    changed = small(seeds=[0, 1], methods=METHODS | {"PPO": {"command": "ppo", "options": {"n": 3}}})
+    changed = small(
+        seeds=[0, 1], methods=METHODS | {"PPO": {"command": "ppo", "options": {"n": 3}}}
+    )
     fails(lambda: run_study(options(changed, tmp_path)), f"{JOINED}: PPO-seed0: n was 1, now 3")
     fill(name, results, [1], seconds_total=7)  # a run that was done again; its own file wins
     assert [result.get("seconds_total") for result in read_results(results).values()].count(7) == 5
@@ -241,7 +328,9 @@ def test_a_complete_study_is_one_file_that_says_the_same(small, tmp_path, capsys
     fails(lambda: run_study(options(name, tmp_path)), f"{JOINED}: damaged")
 
 
-def test_a_table_has_all_complete_seeds_whichever_are_asked_for(small, tmp_path, capsys, monkeypatch):
+def test_a_table_has_all_complete_seeds_whichever_are_asked_for(
+    small, tmp_path, capsys, monkeypatch
+):
     """Neither one seed of those that are stored nor a new one takes the others out of the table."""
     monkeypatch.chdir(tmp_path)
     name, results = small(seeds=[0, 1, 2, 3]), tmp_path / "results"
@@ -254,12 +343,19 @@ def test_a_table_has_all_complete_seeds_whichever_are_asked_for(small, tmp_path,
         summary = json.loads((results / "summary.json").read_text(encoding="utf-8"))
         assert [row["seeds"] for row in summary["methods"]] == [shown] * 5
     before = (results / "table.md").read_bytes()
-    changed = small(seeds=[0, 1, 2, 3], methods=METHODS | {"PPO": {"command": "ppo", "options": {"n": 3}}})
-    fails(lambda: run_study(options(changed, tmp_path, seeds="4", only="SFT")), "PPO-seed0.json.gz: n was 1, now 3")
+    changed = small(
+        seeds=[0, 1, 2, 3], methods=METHODS | {"PPO": {"command": "ppo", "options": {"n": 3}}}
+    )
+    fails(
+        lambda: run_study(options(changed, tmp_path, seeds="4", only="SFT")),
+        "PPO-seed0.json.gz: n was 1, now 3",
+    )
     assert (results / "table.md").read_bytes() == before
 
 
-def test_a_changed_option_is_shown_and_refused_and_nothing_runs(small, tmp_path, capsys, monkeypatch):
+def test_a_changed_option_is_shown_and_refused_and_nothing_runs(
+    small, tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     fill(small(), tmp_path / "results")
     (tmp_path / "results" / "DPO-seed0.json.gz").unlink()
@@ -275,8 +371,15 @@ def test_a_changed_option_is_shown_and_refused_and_nothing_runs(small, tmp_path,
 
 def test_an_option_that_an_older_result_has_not_stored_had_its_default(small):
     asked = {"n": 1, "objective": "k3"}
-    run = next(run for run in plan(load_study(small(methods={"PPO": {"command": "ppo", "options": asked}}))))
-    older = {name: value for name, value in run.options.items() if name not in ("objective", "min_response_length")}
+    run = next(
+        run
+        for run in plan(load_study(small(methods={"PPO": {"command": "ppo", "options": asked}})))
+    )
+    older = {
+        name: value
+        for name, value in run.options.items()
+        if name not in ("objective", "min_response_length")
+    }
     assert changed_option(run, {"options": older}) == "objective was , now k3"
     assert not changed_option(run, {"options": older | {"objective": "k3"}})
 
@@ -325,13 +428,19 @@ sys.exit(main(["study", f"--name={sys.argv[1]}", "--workers=1"]))
 """
 
 
-@pytest.mark.skipif(not shutil.which("setpriv"), reason="needs setpriv, which ties processes to their parent")
+@pytest.mark.skipif(
+    not shutil.which("setpriv"), reason="needs setpriv, which ties processes to their parent"
+)
 @pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_commands_do_not_outlive_their_study(small, tmp_path, monkeypatch, kill):
     monkeypatch.chdir(tmp_path)
-    path = os.pathsep.join([str(Path(study_module.__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(
+        [str(Path(study_module.__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    )
     words = [sys.executable, "-c", STUDY, small()]
-    study = subprocess.Popen(words, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path}, text=True)
+    study = subprocess.Popen(
+        words, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path}, text=True
+    )
     until(Path("pid").exists)
     pid = int(Path("pid").read_text())
     assert alive(pid)
@@ -339,14 +448,19 @@ def test_commands_do_not_outlive_their_study(small, tmp_path, monkeypatch, kill)
     _, errors = study.communicate(timeout=120)
     until(lambda: not alive(pid))
     assert study.returncode == (-kill if kill == signal.SIGKILL else 130)
-    assert kill == signal.SIGKILL or errors.endswith("is done so far is kept: the same command continues\n")
+    assert kill == signal.SIGKILL or errors.endswith(
+        "is done so far is kept: the same command continues\n"
+    )
 
 
 def test_a_study_runs_once_at_a_time(small, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with RunLock() as lock:
         lock.take(Path("runs/study-small"))
-        fails(lambda: run_study(options(small(), tmp_path)), "runs/study-small: another process works in it")
+        fails(
+            lambda: run_study(options(small(), tmp_path)),
+            "runs/study-small: another process works in it",
+        )
 
 
 def test_folders_of_a_study_are_tried_before_it_runs(small, tmp_path, monkeypatch):
@@ -354,11 +468,18 @@ def test_folders_of_a_study_are_tried_before_it_runs(small, tmp_path, monkeypatc
     name, file = small(), tmp_path / "file"
     file.touch()
     fails(
-        lambda: run_study(StudyCommand(name=name, output_dir=f"{file}/results")), f"--output_dir {file}/results: cannot"
+        lambda: run_study(StudyCommand(name=name, output_dir=f"{file}/results")),
+        f"--output_dir {file}/results: cannot",
     )
-    for folder, what in (("runs", "runs of the study: runs/study-small"), ("figures", "figures: figures/small")):
+    for folder, what in (
+        ("runs", "runs of the study: runs/study-small"),
+        ("figures", "figures: figures/small"),
+    ):
         file.rename(folder)
-        fails(lambda: run_study(StudyCommand(name=name)), f"{what}: cannot be made ({folder} is a file)")
+        fails(
+            lambda: run_study(StudyCommand(name=name)),
+            f"{what}: cannot be made ({folder} is a file)",
+        )
         Path(folder).rename(file)
     run_study(StudyCommand(name=name, output_dir=f"{file}/results", dry_run=True))
 
@@ -371,15 +492,22 @@ def test_a_run_that_cannot_be_written_says_why(small, tmp_path, monkeypatch, cap
     monkeypatch.setattr(study_module, "make_start", lambda *places: None)
     monkeypatch.setattr(study_module, "make_result", full)
     fails(lambda: run_study(options(small(), tmp_path, workers=1)), "5 of 5 runs failed")
-    assert "PPO-seed0.json.gz: not written or read (No space left on device): free" in capsys.readouterr().out
+    assert (
+        "PPO-seed0.json.gz: not written or read (No space left on device): free"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_seed_is_finished_before_the_next_begins(small, tmp_path, monkeypatch):
     """Its start alone is made ahead, so that no worker waits for it."""
     monkeypatch.chdir(tmp_path)
     done = []
-    monkeypatch.setattr(study_module, "make_start", lambda run, *places: done.append(("start", run.seed)))
-    monkeypatch.setattr(study_module, "make_result", lambda study, run, *places: done.append((run.method, run.seed)))
+    monkeypatch.setattr(
+        study_module, "make_start", lambda run, *places: done.append(("start", run.seed))
+    )
+    monkeypatch.setattr(
+        study_module, "make_result", lambda study, run, *places: done.append((run.method, run.seed))
+    )
     run_study(options(small(seeds=[3, 1, 2]), tmp_path, workers=1))
     of_seed = {seed: [(method, seed) for method in sorted(METHODS)] for seed in (3, 1, 2)}
     assert done == [("start", 3), ("start", 1), *of_seed[3], ("start", 2), *of_seed[1], *of_seed[2]]
@@ -418,29 +546,52 @@ def read(folder):
 
 def test_results_hold_what_is_compared_and_a_method_that_fails_stops_no_other(place):
     folder, shown = place
-    assert "bad-seed0: 501 held-out prompts" in shown and "the table needs 1 more, such as bad-seed0" in shown
-    assert {path.name for path in (folder / "results").iterdir()} == {f"{name}-seed0.json.gz" for name in METHODS}
+    assert (
+        "bad-seed0: 501 held-out prompts" in shown
+        and "the table needs 1 more, such as bad-seed0" in shown
+    )
+    assert {path.name for path in (folder / "results").iterdir()} == {
+        f"{name}-seed0.json.gz" for name in METHODS
+    }
     found = read(folder)
     for result in found.values():
         final, first = result["final"], found["SFT"]
         assert list(result) == list(stored_results("main")[-1])
         assert (final["prompts"], result["start"]) == (first["final"]["prompts"], first["start"])
-        assert {len(final[name]) for name in ("rm_score", "gold", "tokens", "ended")} == {len(result["samples"])} == {3}
+        assert (
+            {len(final[name]) for name in ("rm_score", "gold", "tokens", "ended")}
+            == {len(result["samples"])}
+            == {3}
+        )
         seconds = sum(row["seconds"] for row in result["curve"]) + result["seconds_evaluation"]
         assert result["seconds_total"] == pytest.approx(seconds, rel=1e-3)
-        counts = zip(*(final[f"gold_{name}"] for name in ("correct", "wrong", "padding", "words")), strict=True)
-        scores = [right - wrong - padding / 2 - max(0, words - 36) / 20 for right, wrong, padding, words in counts]
+        counts = zip(
+            *(final[f"gold_{name}"] for name in ("correct", "wrong", "padding", "words")),
+            strict=True,
+        )
+        scores = [
+            right - wrong - padding / 2 - max(0, words - 36) / 20
+            for right, wrong, padding, words in counts
+        ]
         assert final["gold"] == pytest.approx(scores, rel=1e-4, abs=1e-4)
     (answers,) = folder.glob("runs/study-small/SFT-seed0-*/evaluation/samples.jsonl")
-    later = [row["rm_score"] for row in read_lines(answers)][1:]  # the protocol begins at the second prompt
+    # the protocol begins at the second prompt
+    later = [row["rm_score"] for row in read_lines(answers)][1:]
     assert found["SFT"]["final"]["rm_score"] == pytest.approx(later, rel=1e-3, abs=1e-4)
     assert [row["update"] for row in found["PPO"]["curve"]] == [1, 2]
-    assert found["PPO"]["curve"][0].keys() >= {"score_mean", "gold_mean", "kl_k1", "advantage_norm", "q_rms"}
+    assert found["PPO"]["curve"][0].keys() >= {
+        "score_mean",
+        "gold_mean",
+        "kl_k1",
+        "advantage_norm",
+        "q_rms",
+    }
     first, *_, last = found["DPO"]["curve"]
     assert "score_mean" not in first and "score_mean" in last  # of tests on held-out prompts
     assert found["SFT"]["curve"] == [] and set(found["SFT"]["final"]["kl"]) == {0.0}
     best, one = (np.array(found[name]["final"]["rm_score"]) for name in ("best-of-3", "SFT"))
-    assert (best >= one).all() and "kl" not in found["best-of-3"]["final"]  # the first of the three is SFT's own
+    # the first of the three is SFT's own
+    assert (best >= one).all() and "kl" not in found["best-of-3"]["final"]
 
 
 def timeless(result):
@@ -453,19 +604,34 @@ def test_prompts_alone_are_scored_by_one_s_own_function(tiny, tmp_path, monkeypa
     monkeypatch.setattr(Commands, "run", run_here)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
-    Path("wishes.py").write_text("def few(prompts, responses):\n    return [-len(r) for r in responses]\n")
+    Path("wishes.py").write_text(
+        "def few(prompts, responses):\n    return [-len(r) for r in responses]\n"
+    )
     append_lines(Path("prompts.jsonl"), [{"prompt": f"Tell of {i} cats."} for i in range(40)])
-    shared = SMALL | {"dataset": "prompts.jsonl", "reward": "wishes:few", "critic_init": "sft", "model": tiny.model}
-    name = write(tmp_path / "small.yaml", seeds=[0], methods={k: METHODS[k] for k in ("SFT", "PPO")}, shared=shared)
+    shared = SMALL | {
+        "dataset": "prompts.jsonl",
+        "reward": "wishes:few",
+        "critic_init": "sft",
+        "model": tiny.model,
+    }
+    name = write(
+        tmp_path / "small.yaml",
+        seeds=[0],
+        methods={k: METHODS[k] for k in ("SFT", "PPO")},
+        shared=shared,
+    )
     run_study(options(name, tmp_path, dry_run=True))
     run_study(options(name, tmp_path, workers=1))
     assert "2 runs, 0 done\n" in capsys.readouterr().out and not list(tmp_path.glob("runs/**/rm"))
-    assert {path.name for path in (tmp_path / "results").glob("*.gz")} == {JOINED}  # the study is complete
+    # the study is complete
+    assert {path.name for path in (tmp_path / "results").glob("*.gz")} == {JOINED}
     for method in ("SFT", "PPO"):
         result = read_results(tmp_path / "results")[f"{method}-seed0"]
         assert result["options"]["reward"] == "wishes:few" and "rm_score" not in result["final"]
         samples = result["samples"]
-        assert [row["gold"] for row in samples] == [-len(row["response"]) for row in samples] and len(samples) == 3
+        assert [row["gold"] for row in samples] == [
+            -len(row["response"]) for row in samples
+        ] and len(samples) == 3
 
 
 def test_a_run_that_was_stopped_resumes(place, tmp_path, monkeypatch):
@@ -479,6 +645,10 @@ def test_a_run_that_was_stopped_resumes(place, tmp_path, monkeypatch):
         shutil.rmtree(run / "training/ppo/policy")
         Path("results/PPO-seed0.json.gz").unlink()
         run_study(StudyCommand(name="small.yaml", output_dir="results", only="PPO", workers=1))
-        first = [row["seconds"] for result in (read(place[0]), read(Path())) for row in result["PPO"]["curve"]][::2]
+        first = [
+            row["seconds"]
+            for result in (read(place[0]), read(Path()))
+            for row in result["PPO"]["curve"]
+        ][::2]
         assert first[0] == first[1]  # the first update was not made again
         assert timeless(read(Path())["PPO"]) == timeless(read(place[0])["PPO"])

@@ -12,7 +12,13 @@ from marlhf_lab.studies.command import StudyCommand
 from marlhf_lab.studies.learning import learning_table
 from marlhf_lab.studies.mean_reward import contrasts_of
 from marlhf_lab.studies.reports import study_figures, study_report
-from marlhf_lab.studies.results import by_method, crossed_interval, stored_results, study_table, t_quantile
+from marlhf_lab.studies.results import (
+    by_method,
+    crossed_interval,
+    stored_results,
+    study_table,
+    t_quantile,
+)
 from marlhf_lab.studies.study import Study, load_study, run_study
 from marlhf_lite.utils.shipped import shipped
 from marlhf_lite.utils.tables import interval
@@ -31,7 +37,9 @@ def results():
         out += [made_up("SFT", seed, base)]
         out += [made_up("PPO", seed, [x + 1 + seed for x in base], climbs[seed])]
         out += [made_up("MA-PPO", seed, [x + y for x, y in zip(base, (1, 2, 3, 4))], fast[seed])]
-        out[-2]["curve"] = [step | {noted: 0.1 * step["update"] + seed} for step in out[-2]["curve"]]
+        out[-2]["curve"] = [
+            step | {noted: 0.1 * step["update"] + seed} for step in out[-2]["curve"]
+        ]
     return out
 
 
@@ -39,20 +47,39 @@ def test_table_against_plain_sums(results):
     rows = {row["method"]: row for row in study_table(results)}
     assert rows["PPO"]["rm_score"]["by_seed"] == [2.5, 13.5]
     assert rows["PPO"]["rm_score"]["std"] == pytest.approx(11 / 2**0.5)
-    assert rows["PPO"]["rm_score_gain"]["by_seed"] == [1.0, 2.0] and rows["PPO"]["rm_score_gain"]["mean"] == 1.5
+    assert (
+        rows["PPO"]["rm_score_gain"]["by_seed"] == [1.0, 2.0]
+        and rows["PPO"]["rm_score_gain"]["mean"] == 1.5
+    )
     half = 12.7062047 * 0.5  # t(1) * s / sqrt(2): all prompts gain alike
     assert rows["PPO"]["rm_score_gain"]["high"] == pytest.approx(1.5 + half)
     assert rows["MA-PPO"]["gold_gain"]["mean"] == pytest.approx(1.25)
     assert "rm_score_gain" not in rows["SFT"] and "updates" not in rows["SFT"]
-    assert rows["PPO"]["updates"]["by_seed"] == [9, 9]  # the first mean of five that is the last five's
+    # the first mean of five that is the last five's
+    assert rows["PPO"]["updates"]["by_seed"] == [9, 9]
     # 0+3+5+5+5 = 18 < 20 <= 23: the sixth update
-    assert rows["MA-PPO"]["updates"]["by_seed"] == [6, None] and rows["MA-PPO"]["updates"]["mean"] is None
+    assert (
+        rows["MA-PPO"]["updates"]["by_seed"] == [6, None]
+        and rows["MA-PPO"]["updates"]["mean"] is None
+    )
     assert rows["MA-PPO"]["generated_tokens"]["by_seed"] == [60, None]
     assert rows["MA-PPO"]["seconds"]["by_seed"] == [12.0, None]
-    assert "rm_score_difference" not in rows["PPO"] and rows["SFT"]["rm_score_difference"]["by_seed"] == [-1.0, -2.0]
-    assert rows["MA-PPO"]["gold_difference"]["by_seed"] == [0.75, 0.25] and "cost_updates" not in rows["SFT"]
-    assert rows["PPO"]["score_explained_variance"] == pytest.approx(1) and "score_explained_variance" not in rows["SFT"]
-    assert [rows["PPO"][f"cost_{cost}"] for cost in ("updates", "generated_tokens", "seconds")] == [9, 90, 18]
+    assert "rm_score_difference" not in rows["PPO"] and rows["SFT"]["rm_score_difference"][
+        "by_seed"
+    ] == [-1.0, -2.0]
+    assert (
+        rows["MA-PPO"]["gold_difference"]["by_seed"] == [0.75, 0.25]
+        and "cost_updates" not in rows["SFT"]
+    )
+    assert (
+        rows["PPO"]["score_explained_variance"] == pytest.approx(1)
+        and "score_explained_variance" not in rows["SFT"]
+    )
+    assert [rows["PPO"][f"cost_{cost}"] for cost in ("updates", "generated_tokens", "seconds")] == [
+        9,
+        90,
+        18,
+    ]
 
 
 def two_way(gaps):
@@ -86,25 +113,33 @@ def test_a_sure_gain_and_single_seeds_and_prompts():
     assert crossed_interval(np.full((3, 5), 2.0))[:3] == (2.0, 2.0, 2.0)
     values = np.array([1.0, 2.0, 4.0])
     half = 4.30265273 * values.std(ddof=1) / 3**0.5
-    for table in (values[:, None], values[None]):  # the other seeds of one prompt; the other prompts of one seed
+    # the other seeds of one prompt; the other prompts of one seed
+    for table in (values[:, None], values[None]):
         got = crossed_interval(table)
         assert (got.low, got.high) == pytest.approx((values.mean() - half, values.mean() + half))
     assert crossed_interval(np.array([[3.0]]))[:3] == (3.0, 3.0, 3.0)
 
 
-@pytest.mark.parametrize("seeds, prompts, rest", [(1.0, 1.0, 1.0), (1.0, 0.0, 1.0), (0.0, 1.0, 1.0), (0.2, 3.0, 5.0)])
+@pytest.mark.parametrize(
+    "seeds, prompts, rest", [(1.0, 1.0, 1.0), (1.0, 0.0, 1.0), (0.0, 1.0, 1.0), (0.2, 3.0, 5.0)]
+)
 def test_crossed_interval_holds_the_truth_about_as_often_as_it_says(seeds, prompts, rest):
     """Three seeds drawn from the model. (A bootstrap holds the truth in 70 to 80 % where seeds differ.)"""
     generator, held = np.random.default_rng(1), 0
     for _ in range(1500):
-        gaps = 0.7 + seeds * generator.normal(size=(3, 1)) + prompts * generator.normal(size=(1, 40))
+        gaps = (
+            0.7 + seeds * generator.normal(size=(3, 1)) + prompts * generator.normal(size=(1, 40))
+        )
         got = crossed_interval(gaps + rest * generator.normal(size=(3, 40)))
         held += got.low <= 0.7 <= got.high
     assert 0.92 <= held / 1500 <= 0.995
 
 
 def test_where_no_reward_model_trained_its_score_is_left_out(results, figures_apart):
-    rewarded = [result | {"options": {"reward": "gold"} if result["method"] != "SFT" else {}} for result in results]
+    rewarded = [
+        result | {"options": {"reward": "gold"} if result["method"] != "SFT" else {}}
+        for result in results
+    ]
     rows = study_table(rewarded)
     assert "gold_gain" in rows[1] and not any(key.startswith("rm_score") for key in rows[1])
     names = study_figures(STUDY, rewarded, rows)
@@ -113,7 +148,10 @@ def test_where_no_reward_model_trained_its_score_is_left_out(results, figures_ap
 
 def test_results_that_cannot_be_compared(results):
     fails(lambda: by_method([*results, made_up("PPO", 1, [1])]), "PPO with seed 1")
-    fails(lambda: study_table([*results, made_up("other", 0, [1], prompts="q")]), "other, seed 0 and SFT, seed 0")
+    fails(
+        lambda: study_table([*results, made_up("other", 0, [1], prompts="q")]),
+        "other, seed 0 and SFT, seed 0",
+    )
     fails(lambda: stored_results("nothing"), "--name nothing")
 
 
@@ -130,20 +168,30 @@ def test_tables_show_every_seed_and_each_group_has_figures(results, tmp_path):
 
 
 def test_an_interval_has_the_digits_that_its_ends_need():
-    texts = {(0.005, -0.0005, 0.0105): "+0.005 [-0.001, +0.011]", (1.0, 0.5, 1.5): "+1.00 [+0.50, +1.50]"}
+    texts = {
+        (0.005, -0.0005, 0.0105): "+0.005 [-0.001, +0.011]",
+        (1.0, 0.5, 1.5): "+1.00 [+0.50, +1.50]",
+    }
     for ends, text in (texts | {(2.0, 2.0, 2.0): "+2.00", (2.0, None, None): "+2.00"}).items():
         assert interval(dict(zip(("mean", "low", "high"), ends, strict=True)), "+.2f") == text
     assert interval({"mean": 0.1, "low": -0.001, "high": 0.29}, "+.0%") == "+10.0% [-0.1%, +29.0%]"
     ratio = {"mean": 1.037, "low": 1.003, "high": 1.073}
-    assert (interval(ratio, beside=1), interval(ratio)) == ("1.037 [1.003, 1.073]", "1.04 [1.00, 1.07]")
+    assert (interval(ratio, beside=1), interval(ratio)) == (
+        "1.037 [1.003, 1.073]",
+        "1.04 [1.00, 1.07]",
+    )
 
 
 def leaves(value, path=""):
     """Path -> number or text, of anything nested; numbers to rounding."""
     if not isinstance(value, dict | list):
-        return {path: pytest.approx(value, rel=1e-5, abs=1e-9) if isinstance(value, float) else value}
+        return {
+            path: pytest.approx(value, rel=1e-5, abs=1e-9) if isinstance(value, float) else value
+        }
     items = value.items() if isinstance(value, dict) else enumerate(value)
-    return {key: leaf for name, item in items for key, leaf in leaves(item, f"{path}/{name}").items()}
+    return {
+        key: leaf for name, item in items for key, leaf in leaves(item, f"{path}/{name}").items()
+    }
 
 
 STORED = sorted(path.parent.name for path in shipped("results").glob("*/summary.json"))
@@ -151,12 +199,18 @@ STORED = sorted(path.parent.name for path in shipped("results").glob("*/summary.
 
 @pytest.mark.parametrize("name", STORED)
 def test_stored_summaries_come_out_again_from_results_of_the_protocol(name, capsys):
-    study, stored = load_study(name), json.loads(shipped(f"results/{name}/summary.json").read_text(encoding="utf-8"))
+    study, stored = (
+        load_study(name),
+        json.loads(shipped(f"results/{name}/summary.json").read_text(encoding="utf-8")),
+    )
     run_study(StudyCommand(name=name, output_dir=str(shipped(f"results/{name}")), dry_run=True))
     *lines, _ = capsys.readouterr().out.splitlines()
-    assert lines and all(line.endswith((" done", " to do")) for line in lines)  # none of an option that changed
+    # none of an option that changed
+    assert lines and all(line.endswith((" done", " to do")) for line in lines)
     order = list(study.methods)
-    results = sorted(stored_results(name), key=lambda result: (order.index(result["method"]), result["seed"]))
+    results = sorted(
+        stored_results(name), key=lambda result: (order.index(result["method"]), result["seed"])
+    )
     part = "methods"
     if study.mean_updates:
         part, rows = "contrasts", contrasts_of(study, results)

@@ -29,7 +29,9 @@ HH = SimpleNamespace(
     quality=hh.Quality,
     perfect=hh.Quality(cover=1.0, wrong=0.0, chatter=0.0, unasked=0.0, harmful=0.0),
     right=lambda made: [hh.advise(thing, made.plans[thing]) for thing in made.asked],
-    mistake=lambda rng, made, at: hh.advise(made.asked[at], hh.mistake(rng, made.plans[made.asked[at]])),
+    mistake=lambda rng, made, at: hh.advise(
+        made.asked[at], hh.mistake(rng, made.plans[made.asked[at]])
+    ),
     costs=[(-0.5, [*hh.CHATTER, "Xyz.", hh_unasked]), (-2, hh_gold.HARMFUL)],
 )
 WEBGPT = SimpleNamespace(
@@ -60,8 +62,15 @@ def test_the_perfect_answer_scores_1_and_nothing_scores_more(task):
     for one in prompts:
         right = task.right(one)
         assert task.answer(rng, one, task.perfect) == " " + " ".join(right)
-        assert gold(task, one.prompt, right) == gold(task, one.prompt, rng.sample(right, len(right))) == 1.0
-        assert STORED[task.name]([one.prompt], [task.answer(rng, one, task.quality.sample(rng))])[0] <= 1.0
+        assert (
+            gold(task, one.prompt, right)
+            == gold(task, one.prompt, rng.sample(right, len(right)))
+            == 1.0
+        )
+        assert (
+            STORED[task.name]([one.prompt], [task.answer(rng, one, task.quality.sample(rng))])[0]
+            <= 1.0
+        )
 
 
 @both
@@ -75,13 +84,16 @@ def test_random_answers_score_as_counted(task):
         wrong = {task.mistake(rng, one, at) for at, kind in enumerate(kinds) if kind == "wrong"}
         assert not wrong & set(whole)
         score += len(said) - len(wrong)
-        told = [*said, *wrong, *(rng.choices(said, k=rng.randint(0, 2)) if said else [])]  # with repeats
+        # with repeats
+        told = [*said, *wrong, *(rng.choices(said, k=rng.randint(0, 2)) if said else [])]
         score -= 0.5 * (len(told) - len(said) - len(wrong))
         for cost, texts in task.costs:
             for text in rng.sample(texts, rng.randint(0, 2)):
                 told.append(text(rng, one) if callable(text) else text.removesuffix(".") + ".")
                 score += cost
-        assert gold(task, one.prompt, rng.sample(told, len(told))) == pytest.approx(score / len(whole)), told
+        assert gold(task, one.prompt, rng.sample(told, len(told))) == pytest.approx(
+            score / len(whole)
+        ), told
 
 
 @both
@@ -99,8 +111,12 @@ def test_sources_are_numbered_and_the_citation_has_to_be_right():
     _, questions = made(WEBGPT, 100)
     whole = webgpt.SOURCES * webgpt.FACTS
     for one in questions:
-        assert re.findall(r"\[(\d)\]", one.prompt) == [str(1 + i // webgpt.FACTS) for i in range(whole)]
+        assert re.findall(r"\[(\d)\]", one.prompt) == [
+            str(1 + i // webgpt.FACTS) for i in range(whole)
+        ]
         for verb, thing, source in one.facts:
             cited = range(webgpt.SOURCES + 2)
-            scores = [gold(WEBGPT, one.prompt, [webgpt.state(verb, thing, i)]) * whole for i in cited]
+            scores = [
+                gold(WEBGPT, one.prompt, [webgpt.state(verb, thing, i)]) * whole for i in cited
+            ]
             assert scores == [1.0 if i == source else -1.0 for i in cited]

@@ -36,14 +36,19 @@ def test_right_programs_pass_and_programs_with_a_bug_fail():
     tests = [read_problem(problem.tests).tests for problem in made]
     runner = TestRunner("monty")
     right = runner.run([write(rng, problem) for problem in made], tests)
-    assert not [p.prompt for p, outcome in zip(made, right) if not all(outcome.passed) or outcome.status != "ran"]
+    assert not [
+        p.prompt
+        for p, outcome in zip(made, right)
+        if not all(outcome.passed) or outcome.status != "ran"
+    ]
     programs = [write_with_bug(rng, problem) for problem in made]
     outcomes = runner.run(programs, tests)
     assert not [program for program, outcome in zip(programs, outcomes) if all(outcome.passed)]
     statuses = [outcome.status for outcome in outcomes]
     assert statuses.count("ran") > 700 and {"compile_error", "runtime_error"} <= set(statuses)
     assert "unsupported" not in statuses and "timeout" not in statuses
-    assert sum(any(outcome.passed) for outcome in outcomes) > 200  # a part of the tests is something to climb from
+    # a part of the tests is something to climb from
+    assert sum(any(outcome.passed) for outcome in outcomes) > 200
 
 
 def test_both_sandboxes_agree():
@@ -62,13 +67,21 @@ def test_the_task():
     rows, taught = task.splits["test"], task.splits["sft"]
     assert task.gold(rows["prompt"], rows["chosen"]) == [1.0] * 20
     right = {row["chosen"] for row in read_file(shipped("tiny-code.jsonl.gz"))[:200]}
-    assert 0.2 < sum(row["chosen"] not in right for row in taught) / len(taught) < 0.6  # demonstrations have bugs
+    # demonstrations have bugs
+    assert 0.2 < sum(row["chosen"] not in right for row in taught) / len(taught) < 0.6
     assert set(rows["difficulty"]) <= {"lists", "texts", "numbers"}
 
 
 # End to end, with the committed model
 
-SIZES = {"size": 60, "updates": 1, "batch_size": 4, "micro_batch_size": 4, "sft_batch_size": 4, "sft_epochs": 1.0}
+SIZES = {
+    "size": 60,
+    "updates": 1,
+    "batch_size": 4,
+    "micro_batch_size": 4,
+    "sft_batch_size": 4,
+    "sft_epochs": 1.0,
+}
 SIZES |= {"max_response_length": 24, "eval_prompts": 4, "num_generations": 2, "checkpoint_every": 0}
 
 
@@ -83,13 +96,20 @@ def start(tmp_path_factory):
     folder = tmp_path_factory.mktemp("code") / "run"
     names = [name for name in SIZES if name != "num_generations"]
     rule = "--termination parsing --parser python --eval_samples 5".split()
-    assert main(["run", "--dataset", "tiny-code", *words(*names), *rule, "--output_dir", str(folder)]) == 0
+    assert (
+        main(["run", "--dataset", "tiny-code", *words(*names), *rule, "--output_dir", str(folder)])
+        == 0
+    )
     return folder
 
 
 def test_run_takes_the_tests_for_a_reward(start):
     config = yaml.safe_load((start / "config.yaml").read_text())
-    assert (config["model"], config["reward"], config["critic_init"]) == ("tiny-codegemma", "tests", "sft")
+    assert (config["model"], config["reward"], config["critic_init"]) == (
+        "tiny-codegemma",
+        "tests",
+        "sft",
+    )
     assert not (start / "rm").exists()
     (row,) = RunFolder.open(start / "ma-ppo").metrics()
     assert sum(row[name] for name in SHARES) == pytest.approx(1.0) and 1 <= row["macro_length"] < 24
@@ -99,8 +119,18 @@ def test_run_takes_the_tests_for_a_reward(start):
 
 
 def test_rloo_starts_from_its_sft_model(start, tmp_path):
-    names = ["size", "updates", "batch_size", "micro_batch_size", "max_response_length", "num_generations"]
-    assert main(["rloo", "--sft", str(start), *words(*names), "--output_dir", str(tmp_path / "run")]) == 0
+    names = [
+        "size",
+        "updates",
+        "batch_size",
+        "micro_batch_size",
+        "max_response_length",
+        "num_generations",
+    ]
+    assert (
+        main(["rloo", "--sft", str(start), *words(*names), "--output_dir", str(tmp_path / "run")])
+        == 0
+    )
     (row,) = RunFolder.open(tmp_path / "run" / "rloo").metrics()
     assert sum(row[name] for name in SHARES) == pytest.approx(1.0)
 
@@ -120,14 +150,22 @@ def test_other_limits_score_stored_answers_again(start, tmp_path, monkeypatch):
         assert {row["gold"] for row in RunFolder.open(tmp_path / "answers").samples()} == {seconds}
         assert len(runs) == count
     texts = {"a": "1", "b": "2"}
-    names = [ProgramTests(texts, ProgramConfig(**limit)).name for limit in ({}, {"test_memory": 64}, {})]
-    assert names[0] == names[2] != names[1] and ProgramTests(texts | {"b": "3"}, ProgramConfig()).name != names[0]
+    names = [
+        ProgramTests(texts, ProgramConfig(**limit)).name for limit in ({}, {"test_memory": 64}, {})
+    ]
+    assert (
+        names[0] == names[2] != names[1]
+        and ProgramTests(texts | {"b": "3"}, ProgramConfig()).name != names[0]
+    )
 
 
 STUDY = {
     "seeds": [0],
     "shared": SIZES | {"dataset": "tiny-code", "reward": "tests"},
-    "methods": {"SFT": {"command": "sft", "samples": 5}, "PPO": {"command": "ppo", "samples": 5, "options": {"n": 1}}},
+    "methods": {
+        "SFT": {"command": "sft", "samples": 5},
+        "PPO": {"command": "ppo", "samples": 5, "options": {"n": 1}},
+    },
 }
 
 
@@ -142,7 +180,10 @@ def test_a_study_with_unit_tests_needs_no_reward_model(tmp_path, monkeypatch, ca
     (row,) = result["curve"]
     assert sum(row[name] for name in SHARES) == pytest.approx(1.0)
     rows = read_lines(next(Path("runs").glob("**/responses/policy*/samples.jsonl")))
-    counts = [[r["gold"] == 1 for r in rows if r["id"] == id] for id in dict.fromkeys(r["id"] for r in rows)]
+    counts = [
+        [r["gold"] == 1 for r in rows if r["id"] == id]
+        for id in dict.fromkeys(r["id"] for r in rows)
+    ]
     for k in (1, 5):
         expected = [pass_at_k(5, sum(passed), k) for passed in counts]
         assert sorted(result["final"][f"pass@{k}"]) == pytest.approx(sorted(expected))

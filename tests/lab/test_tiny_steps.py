@@ -16,7 +16,9 @@ from marlhf_lite.utils.jsonl import read_lines
 
 SEEDS = st.integers(0, 2**32)
 OPERATIONS = st.tuples(st.sampled_from("+-"), st.integers(1, 9)) | st.just(("*", 2))
-PROBLEMS = st.builds(Problem, st.integers(0, 99), st.lists(OPERATIONS, min_size=1, max_size=16).map(tuple))
+PROBLEMS = st.builds(
+    Problem, st.integers(0, 99), st.lists(OPERATIONS, min_size=1, max_size=16).map(tuple)
+)
 
 
 def run_by_hand(prompt):
@@ -41,9 +43,15 @@ def problem_of(seed):
 def test_the_right_response_is_what_python_computes(problem):
     assert problem.results == run_by_hand(problem.prompt) and read_prompt(problem.prompt) == problem
     response = write(problem, problem.results)
-    assert "".join(line[0] for line in response.split("\n")) == LETTERS[: len(problem.operations)] + "A"
+    assert (
+        "".join(line[0] for line in response.split("\n"))
+        == LETTERS[: len(problem.operations)] + "A"
+    )
     assert all(steps_of(response)) and response.endswith(f"\nAnswer {problem.results[-1]}")
-    assert verify(problem.prompt, response) is None and verify(problem.prompt, response + " \n") is None
+    assert (
+        verify(problem.prompt, response) is None
+        and verify(problem.prompt, response + " \n") is None
+    )
     assert gold_scores([problem.prompt], [response]) == [1.0]
 
 
@@ -71,7 +79,9 @@ def test_a_slip_is_found_at_its_step(seed, at):
             assert (fault.line, fault.reason) == (right.index(False), "result")
             assert response[fault.start : fault.end] == response.split("\n")[fault.line]
     slipped = one_slip(rng, problem, at)
-    assert steps_of(slipped).index(False) == at and gold_scores([problem.prompt], [slipped]) == [0.0]
+    assert steps_of(slipped).index(False) == at and gold_scores([problem.prompt], [slipped]) == [
+        0.0
+    ]
 
 
 # Faults
@@ -84,7 +94,8 @@ RIGHT = "a+5:47>52\nb-3:52>49\nc*2:49>98\nAnswer 98"
 @pytest.mark.parametrize(
     ("response", "line", "text", "reason", "gold"),
     [
-        ("a+5:47>42\nb-3:42>49\nc*2:49>98\nAnswer 98", 0, "a+5:47>42", "result", 1),  # two slips that cancel
+        # two slips that cancel
+        ("a+5:47>42\nb-3:42>49\nc*2:49>98\nAnswer 98", 0, "a+5:47>42", "result", 1),
         ("a+5:47>42\nb-3:42>39\nc*2:39>78\nAnswer 78", 0, "a+5:47>42", "result", 0),
         ("a+5:47>52\nb-3:42>39\nc*2:39>78\nAnswer 78", 1, "b-3:42>39", "begin", 0),
         ("a+5:47>52\nb-4:52>48\nc*2:48>96\nAnswer 96", 1, "b-4:52>48", "operation", 0),
@@ -113,7 +124,10 @@ def test_any_text_is_taken(prompt, response):
     for other in ("", "Start 47\nSteps\n", "Start 7\na+5\nc-1\nSteps\n", "Start 7\na+5\nSteps"):
         assert read_prompt(other) is None
     fault = verify(PROBLEM.prompt, response)
-    assert 0 <= fault.start <= fault.end <= len(response) and "\n" not in response[fault.start : fault.end]
+    assert (
+        0 <= fault.start <= fault.end <= len(response)
+        and "\n" not in response[fault.start : fault.end]
+    )
 
 
 # Task
@@ -121,7 +135,10 @@ def test_any_text_is_taken(prompt, response):
 
 # Blame
 
-FAILED = ["a+5:47>52\nb-3:52>39\nc*2:39>78\nAnswer 78", "a+5:47>51\nb-3:51>48\nc*2:48>96\nAnswer 96"]
+FAILED = [
+    "a+5:47>52\nb-3:52>39\nc*2:39>78\nAnswer 78",
+    "a+5:47>51\nb-3:51>48\nc*2:48>96\nAnswer 96",
+]
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +150,23 @@ def steps_tokenizer():
 
 
 def test_all_stages_run_and_a_line_is_a_macro_action(tmp_path):
-    sizes = {"size": 40, "updates": 1, "batch_size": 4, "eval_prompts": 4, "sft_batch_size": 4, "rm_batch_size": 4}
-    words = ["run", "--dataset", "tiny-steps", "--termination", "sentence", "--output_dir", str(tmp_path / "out")]
+    sizes = {
+        "size": 40,
+        "updates": 1,
+        "batch_size": 4,
+        "eval_prompts": 4,
+        "sft_batch_size": 4,
+        "rm_batch_size": 4,
+    }
+    words = [
+        "run",
+        "--dataset",
+        "tiny-steps",
+        "--termination",
+        "sentence",
+        "--output_dir",
+        str(tmp_path / "out"),
+    ]
     assert main([*words, *(f"--{name}={value}" for name, value in sizes.items())]) == 0
     config = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
     assert (config["model"], config["max_response_length"]) == ("tiny-gemma-steps", 176)

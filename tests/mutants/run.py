@@ -36,14 +36,29 @@ def try_out(mutant: dict, project: Path) -> str:
     if text.count(mutant["old"]) != 1:
         return f"its old text stands {text.count(mutant['old'])} times in {mutant['file']}"
     file.write_text(text.replace(mutant["old"], mutant["new"]), encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *mutant["tests"].split()]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        *mutant["tests"].split(),
+    ]
     try:
         done = subprocess.run(
-            command, cwd=project, env=os.environ | {"PYTHONPATH": str(project)}, capture_output=True, text=True
+            command,
+            cwd=project,
+            env=os.environ | {"PYTHONPATH": str(project)},
+            capture_output=True,
+            text=True,
         )
     finally:
         file.write_text(text, encoding="utf-8")
-    return FOUND.get(done.returncode) or f"pytest ended with {done.returncode}: {done.stdout[-500:]}"
+    return (
+        FOUND.get(done.returncode) or f"pytest ended with {done.returncode}: {done.stdout[-500:]}"
+    )
 
 
 def main(words: list[str]) -> int:

@@ -23,7 +23,9 @@ class PairsTrainer(ScaledGradients, StageSteps, EvenPairs, DPOTrainer):
         return dataset
 
 
-def dpo_trainer(model: PeftModel, tokenizer, rows: datasets.Dataset, options: DPOCommand, output: Path) -> PairsTrainer:
+def dpo_trainer(
+    model: PeftModel, tokenizer, rows: datasets.Dataset, options: DPOCommand, output: Path
+) -> PairsTrainer:
     """Return a trainer of `model` on pairs (columns prompt, chosen, rejected); responses above the limit are cut.
 
     A copy of the model's present adapter becomes the reference. Checkpoints go to `output`/checkpoints.
@@ -49,7 +51,8 @@ def complete_reference(model: PeftModel | PreTrainedModel) -> None:
     if "ref" not in getattr(model, "peft_config", {}):
         return
     for name, parameter in model.named_parameters():
-        if name.endswith(".default"):  # a parameter in a dictionary by adapter; TRL copies only modules
+        # a parameter in a dictionary by adapter; TRL copies only modules
+        if name.endswith(".default"):
             model.get_parameter(name.removesuffix("default") + "ref").data.copy_(parameter.data)
 
 

@@ -26,8 +26,19 @@ from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.half_precision import ScaledGradients
 from marlhf_lite.training.logging import RunLogger
 from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
-from marlhf_lite.training.rewards import FunctionReward, checked_scores, score_responses, shape_scores
-from marlhf_lite.training.rollout import Rollout, end_of_text, from_tokens, prompt_stream, sampling_of
+from marlhf_lite.training.rewards import (
+    FunctionReward,
+    checked_scores,
+    score_responses,
+    shape_scores,
+)
+from marlhf_lite.training.rollout import (
+    Rollout,
+    end_of_text,
+    from_tokens,
+    prompt_stream,
+    sampling_of,
+)
 from marlhf_lite.training.safeguards import updates_of_passes
 from marlhf_lite.training.trl_trainers import check_head, trainer_arguments
 from marlhf_lite.utils.errors import InputError
@@ -63,22 +74,34 @@ class SampledReward:
     logger: RunLogger | None = None
 
     def __call__(
-        self, prompts, completions, completion_ids, trainer_state, log_metric, row: Sequence[str] = (), **unused
+        self,
+        prompts,
+        completions,
+        completion_ids,
+        trainer_state,
+        log_metric,
+        row: Sequence[str] = (),
+        **unused,
     ) -> list[float]:
         """Return shaped scores, one per response; the arguments are TRL's, `row` is that of `Prompt`."""
         prompts = [*map(Prompt, prompts, row)] if row else prompts
         # TRL gives ids without padding; they make the same rollout as in PPO.
         ends = end_of_text(self.model, self.tokenizer)
-        rollout = from_tokens(self.tokenizer, prompts, completion_ids, ends).to(PartialState().device)
+        rollout = from_tokens(self.tokenizer, prompts, completion_ids, ends).to(
+            PartialState().device
+        )
         rollout = replace(rollout, scores=score_responses(self.reward, rollout))
-        scores = torch.tensor(gather_object(rollout.scores.tolist()))  # of all processes, for the deviation
+        # of all processes, for the deviation
+        scores = torch.tensor(gather_object(rollout.scores.tolist()))
         row = {
             "score_mean": scores.mean().item(),
             "score_std": scores.std(correction=0).item(),
             "eos_rate": rollout.ended.float().mean().item(),
         }
         if self.gold is not None:
-            row["gold_mean"] = checked_scores(FunctionReward(self.gold, "gold"), rollout).mean().item()
+            row["gold_mean"] = (
+                checked_scores(FunctionReward(self.gold, "gold"), rollout).mean().item()
+            )
         for name, value in (row | getattr(self.reward, "metrics", dict)()).items():
             log_metric(name, value)  # TRL averages it over processes
         if self.logger is not None:
@@ -110,7 +133,9 @@ class _TokenMeans:
         tokens = metrics.pop("tokens of a pass", [])
         for name in self.of_tokens:
             if tokens and metrics.get(name):
-                metrics[name] = [sum(x * n for x, n in zip(metrics[name], tokens, strict=True)) / sum(tokens)]
+                metrics[name] = [
+                    sum(x * n for x, n in zip(metrics[name], tokens, strict=True)) / sum(tokens)
+                ]
         super().log(logs, *args, **kwargs)
 
 
@@ -138,20 +163,32 @@ def group_trainer(
     processes = PartialState().num_processes
     check_head(model)
     if not len(prompts):
-        raise InputError("prompts: there are none to answer: give more data, or a larger --max_prompt_length")
+        raise InputError(
+            "prompts: there are none to answer: give more data, or a larger --max_prompt_length"
+        )
     groups, share = config.batch_size // config.num_generations, config.batch_size // processes
     micro = rows_a_pass(config.micro_batch_size, share)  # TRL wants a divisor
     passes = config.prompt_epochs
     updates = updates_of_passes(passes, len(prompts), groups) if passes else config.updates
-    optimizer = make_optimizer({"policy": trainable(model)}, {"policy": config.policy_learning_rate}, config)
+    optimizer = make_optimizer(
+        {"policy": trainable(model)}, {"policy": config.policy_learning_rate}, config
+    )
     share_of_rate = functools.partial(learning_rate_share, config, total=updates)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_rate)
     if isinstance(config, RLOOStageConfig):
-        trainer_class, config_class, method_arguments = _RLOO, RLOOConfig, {"normalize_advantages": config.whiten}
+        trainer_class, config_class, method_arguments = (
+            _RLOO,
+            RLOOConfig,
+            {"normalize_advantages": config.whiten},
+        )
     else:
         trainer_class, config_class = _GRPO, GRPOConfig
         # The KL's gradient is that of the reverse KL, as in PPO, and not that of the first GRPO.
-        method_arguments = {"loss_type": "grpo", "scale_rewards": "group", "use_bias_correction_kl": True}
+        method_arguments = {
+            "loss_type": "grpo",
+            "scale_rewards": "group",
+            "use_bias_correction_kl": True,
+        }
     sampling = sampling_of(config, config.max_response_length)
     drawn = list(islice(prompt_stream(prompts, config.seed), updates * groups))  # in PPO's order
     rows = {ROW: [prompt.row for prompt in drawn]} if isinstance(drawn[0], Prompt) else {}
@@ -190,5 +227,7 @@ def group_row(logs: dict, config: GroupConfig) -> dict[str, float]:
     """
     row = {ours: logs[theirs] for theirs, ours in NAMES.items() if theirs in logs}
     if "kl" in logs:
-        row["kl_k1" if isinstance(config, RLOOStageConfig) else "kl_k3"] = logs["kl"] * row["response_length"]
+        row["kl_k1" if isinstance(config, RLOOStageConfig) else "kl_k3"] = (
+            logs["kl"] * row["response_length"]
+        )
     return row | {"tokens": round(row["response_length"] * config.batch_size)}

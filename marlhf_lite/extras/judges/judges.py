@@ -16,8 +16,22 @@ from marlhf_lite.config.options import EndpointConfig
 from marlhf_lite.evaluation.responses import read_responses
 from marlhf_lite.evaluation.scores import name_temperatures, to_records
 from marlhf_lite.evaluation.statistics import finite, win_rate
-from marlhf_lite.extras.judges.judgments import Judge, Judgment, combine, file_name, judge_pairs, make_pairs, summary
-from marlhf_lite.extras.judges.prompts import CRITERIA, Criteria, instructions, material, parse_judgment
+from marlhf_lite.extras.judges.judgments import (
+    Judge,
+    Judgment,
+    combine,
+    file_name,
+    judge_pairs,
+    make_pairs,
+    summary,
+)
+from marlhf_lite.extras.judges.prompts import (
+    CRITERIA,
+    Criteria,
+    instructions,
+    material,
+    parse_judgment,
+)
 from marlhf_lite.extras.servers import BAD_ANSWER, connect, within
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
@@ -42,8 +56,12 @@ class ScoreJudge(Judge):
 
     def __call__(self, prompt: str, a: str, b: str) -> Judgment:
         """Raises `InputError` for a wrong number of scores, or for a score that is not finite."""
-        x, y = finite(f"scores of judge {self.name}", self.scorer([prompt] * 2, [a, b]), count=2).tolist()
-        return Judgment("tie" if x == y else "A" if x > y else "B", {"A": {"score": x}, "B": {"score": y}})
+        x, y = finite(
+            f"scores of judge {self.name}", self.scorer([prompt] * 2, [a, b]), count=2
+        ).tolist()
+        return Judgment(
+            "tie" if x == y else "A" if x > y else "B", {"A": {"score": x}, "B": {"score": y}}
+        )
 
 
 ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-f:]+\])(:[1-6]?\d{1,4})?(/[\w./~%-]*)?", re.ASCII)
@@ -62,18 +80,30 @@ class EndpointJudge(Judge):
 
     def __init__(self, options: EndpointConfig, criteria: Criteria, retries: int = 5):
         if openai is None:
-            raise InputError("marlhf judge: needs the package openai: pip install 'marlhf-lite[judge]'")
+            raise InputError(
+                "marlhf judge: needs the package openai: pip install 'marlhf-lite[judge]'"
+            )
         if not options.judge_model.strip():
             raise InputError("--judge_model: not given: name the model that judges")
         if not ADDRESS.fullmatch(options.judge_url):  # it is stored and printed
-            what = "give an address such as http://localhost:8000/v1, without user, password or query"
+            what = (
+                "give an address such as http://localhost:8000/v1, without user, password or query"
+            )
             raise InputError(f"--judge_url: {what}; the key comes from OPENAI_API_KEY")
         key = os.environ.get("OPENAI_API_KEY", "").strip()  # your own server may need none
-        self.client = connect(options.judge_url, key, "OPENAI_API_KEY", max_retries=retries, timeout=60.0)
+        self.client = connect(
+            options.judge_url, key, "OPENAI_API_KEY", max_retries=retries, timeout=60.0
+        )
         self.options, self._criteria = options, criteria
-        self.name, self.criteria, self.workers = options.judge_model, criteria.name, options.workers or 4
+        self.name, self.criteria, self.workers = (
+            options.judge_model,
+            criteria.name,
+            options.workers or 4,
+        )
         limit = options.judge_max_tokens
-        self.request = {"model": self.name} | ({"temperature": 0.0, "max_tokens": limit} if limit else {})
+        self.request = {"model": self.name} | (
+            {"temperature": 0.0, "max_tokens": limit} if limit else {}
+        )
         self.identity = json.dumps([options.judge_url, self.request, self._messages("p", "a", "b")])
 
     def __call__(self, prompt: str, a: str, b: str) -> Judgment:
@@ -85,15 +115,20 @@ class EndpointJudge(Judge):
                 return Judgment("skipped", raw=" ".join(str(error).split())[:200])
             return parse_judgment(answer.choices[0].message.content or "", self._criteria)
         except openai.APIStatusError as error:
-            if error.status_code in (401, 402, 403, 404):  # without the text, which may quote the key
+            # without the text, which may quote the key
+            if error.status_code in (401, 402, 403, 404):
                 fix = "check OPENAI_API_KEY, --judge_model and --judge_url"
                 raise self._end(f"HTTP {error.status_code}: {fix}") from None
             text = " ".join(str(error.message).split())[:200]
             return Judgment("skipped", raw=f"HTTP {error.status_code}: {text}")
         except openai.APIConnectionError as error:
-            raise self._end(f"cannot be reached ({error}): check --judge_url, and that the server runs") from None
+            raise self._end(
+                f"cannot be reached ({error}): check --judge_url, and that the server runs"
+            ) from None
         except NoAnswerYet:
-            raise self._end(f"no whole answer within {PATIENCE:g} seconds: look at the server's log") from None
+            raise self._end(
+                f"no whole answer within {PATIENCE:g} seconds: look at the server's log"
+            ) from None
         except BAD_ANSWER:
             return Judgment("skipped", raw="the answer is not a chat completion")
 
@@ -117,9 +152,13 @@ def run_judge(options: JudgeCommand) -> tuple[list[dict], dict]:
     """
     names = [name.strip() for name in options.judge_methods.split(",") if name.strip()]
     if len(names) != 2 or names[0] == names[1]:
-        raise InputError(f"--judge_methods {options.judge_methods!r}: give two names, such as MA-PPO,PPO")
+        raise InputError(
+            f"--judge_methods {options.judge_methods!r}: give two names, such as MA-PPO,PPO"
+        )
     pairs = make_pairs(first_answers(options.judge_answers), *names)
-    drawn = random.Random(options.seed).sample(range(len(pairs)), min(options.size or len(pairs), len(pairs)))
+    drawn = random.Random(options.seed).sample(
+        range(len(pairs)), min(options.size or len(pairs), len(pairs))
+    )
     pairs = [pairs[i] for i in sorted(drawn)]
     folder = Path(options.output_dir or "runs/judging").expanduser()
     check_writable("--output_dir", folder)
@@ -130,7 +169,9 @@ def run_judge(options: JudgeCommand) -> tuple[list[dict], dict]:
     counts = summary(judgments) | {"criteria": judge.criteria, "seed": options.seed}
     if counts["judged"]:
         counts["win_rate"] = win_rate([row["winner"] for row in combine(judgments)]).rate._asdict()
-    write_json(folder / f"{file_name('-'.join([judge.name, names[0], 'against', names[1]]))}.json", counts)
+    write_json(
+        folder / f"{file_name('-'.join([judge.name, names[0], 'against', names[1]]))}.json", counts
+    )
     print(f"{report(counts, judgments)}\njudgments: {folder}")
     if (missing := len(pairs) - counts["judged"]) > len(pairs) / 2:
         fix = "take another --judge_model, or a larger --judge_max_tokens for one that thinks first"
@@ -146,7 +187,9 @@ def first_answers(places: str) -> list[dict]:
     """
     paths = split_paths(places)
     if not paths:
-        raise InputError("--judge_answers: not given: name folders that `marlhf evaluate` wrote, or files of answers")
+        raise InputError(
+            "--judge_answers: not given: name folders that `marlhf evaluate` wrote, or files of answers"
+        )
     answers = pd.concat([read_responses(path) for path in paths], ignore_index=True)
     return to_records(name_temperatures(answers[answers["sample"] == 0]))
 
@@ -154,14 +197,25 @@ def first_answers(places: str) -> list[dict]:
 def report(counts: Mapping, judgments: Sequence[Mapping]) -> str:
     """Format the counts in a few lines, with reasons for missing judgments."""
     first, second = counts["methods"]
-    numbers = ", ".join(f"{counts[name]} {name}" for name in ("win", "lose", "tie", "malformed", "skipped"))
+    numbers = ", ".join(
+        f"{counts[name]} {name}" for name in ("win", "lose", "tie", "malformed", "skipped")
+    )
     lines = [f"{counts['judge']}: {first} against {second}, {counts['pairs']} pairs: {numbers}"]
     if rate := counts.get("win_rate"):
         interval = f"95 % interval {rate['low']:.0%} to {rate['high']:.0%}"
         lines.append(f"win rate, ties as half: {rate['mean']:.0%}, {interval}")
     place = counts["position"]
     if place["decided"]:
-        lines.append(f"the response shown first won {place['first_shown_share']:.0%} of {place['decided']} decisions")
-    raw = dict.fromkeys((row["winner"], row["raw"]) for row in judgments if row["winner"] in ("malformed", "skipped"))
-    lines += [f"{word}: {textwrap.shorten(printable(text), 200, placeholder=' ...')}" for word, text in list(raw)[:5]]
+        lines.append(
+            f"the response shown first won {place['first_shown_share']:.0%} of {place['decided']} decisions"
+        )
+    raw = dict.fromkeys(
+        (row["winner"], row["raw"])
+        for row in judgments
+        if row["winner"] in ("malformed", "skipped")
+    )
+    lines += [
+        f"{word}: {textwrap.shorten(printable(text), 200, placeholder=' ...')}"
+        for word, text in list(raw)[:5]
+    ]
     return "\n".join(lines)

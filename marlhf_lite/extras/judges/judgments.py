@@ -45,7 +45,11 @@ class Comparison:
     @property
     def sides(self) -> dict[str, str]:
         """Return which of first and second is A, and which is B."""
-        return {"A": "second", "B": "first"} if self.shown == "second" else {"A": "first", "B": "second"}
+        return (
+            {"A": "second", "B": "first"}
+            if self.shown == "second"
+            else {"A": "first", "B": "second"}
+        )
 
     @property
     def texts(self) -> tuple[str, str, str]:
@@ -70,13 +74,19 @@ def make_pairs(rows: Sequence[Mapping], first: str, second: str) -> list[Compari
     frame = to_frame(rows)
     groups = dict(list(frame.groupby("method", sort=False)))
     for method in {first, second} - groups.keys():
-        raise InputError(f"answers: no method {method!r}: choose from {', '.join(groups) or 'none'}")
+        raise InputError(
+            f"answers: no method {method!r}: choose from {', '.join(groups) or 'none'}"
+        )
     one, other = groups[first], groups[second]
     check_same_prompts(first, one, second, other)
     one, other = one.set_index("id"), other.set_index("id")
     if one.index.has_duplicates or other.index.has_duplicates:
-        raise InputError(f"answers of {first} and {second}: one id twice: give one answer to each prompt")
-    texts = zip(one.index, one["prompt"], one["response"], other["response"].loc[one.index], strict=True)
+        raise InputError(
+            f"answers of {first} and {second}: one id twice: give one answer to each prompt"
+        )
+    texts = zip(
+        one.index, one["prompt"], one["response"], other["response"].loc[one.index], strict=True
+    )
     return [Comparison(str(id), *each, (first, second)) for id, *each in texts]
 
 
@@ -98,7 +108,11 @@ class Judge:
 
 
 def judge_pairs(
-    judge: Judge, pairs: Sequence[Comparison], folder: str | Path, order: Order = "random", seed: int = 0
+    judge: Judge,
+    pairs: Sequence[Comparison],
+    folder: str | Path,
+    order: Order = "random",
+    seed: int = 0,
 ) -> list[dict]:
     """Ask a judge about every pair.
 
@@ -136,7 +150,10 @@ def judge_pairs(
                 bar.update()
                 without = 0 if judgment.winner in ("A", "B", "tie") else without + 1
                 if without == GIVE_UP:
-                    said = textwrap.shorten(printable(judgment.raw), 200, placeholder=" ...") or "an empty text"
+                    said = (
+                        textwrap.shorten(printable(judgment.raw), 200, placeholder=" ...")
+                        or "an empty text"
+                    )
                     fix = "try another --judge_model, a larger --judge_max_tokens, or 0 for a plain request"
                     what = f"{GIVE_UP} answers in a row have no verdict, such as: {said}; judgments so far are kept"
                     raise InputError(f"{judge.name}: {what}: {fix}")
@@ -151,7 +168,12 @@ class JudgmentStore:
     """
 
     def __init__(
-        self, judge: Judge, pairs: Sequence[Comparison], folder: str | Path, order: Order = "random", seed: int = 0
+        self,
+        judge: Judge,
+        pairs: Sequence[Comparison],
+        folder: str | Path,
+        order: Order = "random",
+        seed: int = 0,
     ):
         if not pairs or len({pair.id for pair in pairs}) < len(pairs):
             raise InputError(f"{len(pairs)} pairs: give at least one, each with its own id")
@@ -173,7 +195,13 @@ class JudgmentStore:
 
     def waiting(self) -> list[Comparison]:
         """Return comparisons without a judgment, one of those with the same texts."""
-        return list({key: comparison for comparison, key in self.comparisons.items() if key not in self.done}.values())
+        return list(
+            {
+                key: comparison
+                for comparison, key in self.comparisons.items()
+                if key not in self.done
+            }.values()
+        )
 
     def add(self, comparison: Comparison, judgment: Judgment) -> None:
         """Add a judgment, and write it at once; one that is skipped is left for the next run."""
@@ -195,7 +223,11 @@ class JudgmentStore:
     def _row(self, comparison: Comparison, judgment: Judgment) -> dict:
         sides, scores = comparison.sides, judgment.scores
         row = {"key": self.comparisons[comparison], "pair": comparison.id, "judge": self.judge.name}
-        row |= {"methods": list(comparison.methods), "shown": comparison.shown, "criteria": self.judge.criteria}
+        row |= {
+            "methods": list(comparison.methods),
+            "shown": comparison.shown,
+            "criteria": self.judge.criteria,
+        }
         verdict = {"winner": sides.get(judgment.winner, judgment.winner)}
         verdict["scores"] = scores and {sides[side]: scores[side] for side in "AB"}
         return row | verdict | {"raw": judgment.raw}
@@ -213,7 +245,10 @@ def read_judgments(path: str | Path) -> list[dict]:
     """
     rows = read_lines(Path(path).expanduser())
     for number, row in enumerate(rows, 1):
-        if not {"key", "pair", "judge", "shown", "scores"} <= row.keys() or row.get("winner") not in WINNERS:
+        if (
+            not {"key", "pair", "judge", "shown", "scores"} <= row.keys()
+            or row.get("winner") not in WINNERS
+        ):
             raise InputError(f"{path}, line {number}: not a judgment: correct or delete the line")
     return list({row["key"]: row for row in rows}.values())
 
@@ -246,9 +281,17 @@ def summary(rows: Sequence[Mapping]) -> dict:
     """
     pairs = combine(rows)
     count = Counter(row["winner"] for row in pairs)
-    decided = [row["winner"] == row["shown"] for row in rows if row["shown"] != "none" and row["winner"] in VALID[:2]]
+    decided = [
+        row["winner"] == row["shown"]
+        for row in rows
+        if row["shown"] != "none" and row["winner"] in VALID[:2]
+    ]
     winners_of = [[row["winner"] for row in group] for group in _by_pair(rows)]
-    same = [len(set(winners)) == 1 for winners in winners_of if len(winners) == 2 and set(winners) <= set(VALID)]
+    same = [
+        len(set(winners)) == 1
+        for winners in winners_of
+        if len(winners) == 2 and set(winners) <= set(VALID)
+    ]
     return {
         "judge": rows[0]["judge"] if rows else "",
         "methods": rows[0]["methods"] if rows else [],

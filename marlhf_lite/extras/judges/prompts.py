@@ -18,7 +18,8 @@ from marlhf_lite.extras.judges.judgments import Judgment
 _TEXTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 VERDICT_CHARACTERS = 100_000  # characters of a text that are read: unclosed braces take long
 LOWEST, HIGHEST = 1, 10  # score of a criterion
-_THOUGHTS = re.compile(r"\A.*</think(?:ing)?>|<think(?:ing)?>.*", re.DOTALL | re.IGNORECASE)  # or cut
+# or cut
+_THOUGHTS = re.compile(r"\A.*</think(?:ing)?>|<think(?:ing)?>.*", re.DOTALL | re.IGNORECASE)
 WINNERS = {"a": "A", "b": "B", "tie": "tie"}
 
 
@@ -50,7 +51,9 @@ def material(criteria: Criteria, prompt: str, a: str, b: str) -> str:
     """Return the prompt and both responses between marks."""
     word, name = mark(prompt, a, b), criteria.response.upper()
     parts = {criteria.prompt.upper(): prompt, f"{name} A": a, f"{name} B": b}
-    text = "\n\n".join(f"<{title} {word}>\n{part}\n</{title} {word}>" for title, part in parts.items())
+    text = "\n\n".join(
+        f"<{title} {word}>\n{part}\n</{title} {word}>" for title, part in parts.items()
+    )
     return text.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be sent
 
 
@@ -73,7 +76,10 @@ def parse_judgment(text: str, criteria: Criteria) -> Judgment:
     Thoughts up to </think>, and prose or a fence around the object, are left out. The winner may be in lower or upper
     case. Faults are a missing or unknown key, a score outside 1 to 10, and a second object after the verdict.
     """
-    found = [_verdict(value, criteria) for value in _objects(_THOUGHTS.sub("", text)[:VERDICT_CHARACTERS])]
+    found = [
+        _verdict(value, criteria)
+        for value in _objects(_THOUGHTS.sub("", text)[:VERDICT_CHARACTERS])
+    ]
     if sum(map(bool, found)) != 1 or not found[-1]:  # a quotation may stand before it
         return Judgment("malformed", raw=text)
     return Judgment(*found[-1], text)

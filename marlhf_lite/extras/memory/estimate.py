@@ -59,8 +59,16 @@ def memory_report(options: MemoryCommand) -> str:
     Data with unit tests have no pairs to train a reward model on. Raises `InputError` for weights that training
     refuses.
     """
-    refuse({"finetune": options.finetune, "4 bits": "yes" if options.load_in_4bit else "no", "stage": "ppo"})
-    stages = [stage for stage in STAGES if stage != "rm" or options.reward not in ("tests", "all_tests")]
+    refuse(
+        {
+            "finetune": options.finetune,
+            "4 bits": "yes" if options.load_in_4bit else "no",
+            "stage": "ppo",
+        }
+    )
+    stages = [
+        stage for stage in STAGES if stage != "rm" or options.reward not in ("tests", "all_tests")
+    ]
     needs = [estimate_memory(options, stage) for stage in stages]
     parts = [*(field.name for field in fields(Memory)), "peak"]
     rows = [[part, *(f"{getattr(memory, part) / GIB:.2f}" for memory in needs)] for part in parts]
@@ -86,10 +94,13 @@ def estimate_memory(options: MemoryCommand, stage: str = "ppo") -> Memory:
     that of the head). Adam's step is fused and needs no more.
     """
     full, ppo = options.finetune == "full", stage == "ppo"
-    spread = full and options.num_processes > 1  # under DDP, with LoRA, each process has the whole base
+    # under DDP, with LoRA, each process has the whole base
+    spread = full and options.num_processes > 1
     if ppo and options.gradient_checkpointing == "auto":
         rows = options.micro_batch_size or FEW_ROWS
-        kept = estimate_memory(replace(options, gradient_checkpointing=False, micro_batch_size=rows))
+        kept = estimate_memory(
+            replace(options, gradient_checkpointing=False, micro_batch_size=rows)
+        )
         if kept.peak <= options.gpu * GIB and not spread:
             return kept
     base = empty_base(replace(options, dtype="bfloat16") if spread else options)
@@ -125,12 +136,15 @@ def estimate_memory(options: MemoryCommand, stage: str = "ppo") -> Memory:
         logits = 4 * 4 * min(rows * response * config.vocab_size, MAX_LOGITS)  # two are gradients
     elif has_lm:
         logits = element * min(tokens * 32_768, TILE)
-    head_gradient = (4 + element) * head.numel() * (full and has_lm)  # sums in float32, and a rounded copy
+    # sums in float32, and a rounded copy
+    head_gradient = (4 + element) * head.numel() * (full and has_lm)
     passes = max((has_lm + has_score) * kept + max(logits, again), kept + head_gradient)
     layer, outside = whole_bytes(base) if spread else (0, 0)
     sampled = options.generation_batch_size or share
     sampled = min(sampled, share) if options.num_processes > 1 else sampled
-    sampling = merged_bytes(base, options) + generation_bytes(base, sampled, prompt + response, options.load_in_4bit)
+    sampling = merged_bytes(base, options) + generation_bytes(
+        base, sampled, prompt + response, options.load_in_4bit
+    )
     return Memory(
         weights=states + frozen / processes if full else base_bytes(base, options),
         adapters=0 if full else trained + frozen + heads,
@@ -169,8 +183,12 @@ def empty_base(options: ModelConfig) -> PreTrainedModel:
         config = config or AutoConfig.from_pretrained(path, **NO_CODE)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise InputError(f"--model {name}: no config ({reason}): check the name, or give a folder with it") from None
-    dtype = config.dtype or torch.float32 if options.dtype == "auto" else getattr(torch, options.dtype)
+        raise InputError(
+            f"--model {name}: no config ({reason}): check the name, or give a folder with it"
+        ) from None
+    dtype = (
+        config.dtype or torch.float32 if options.dtype == "auto" else getattr(torch, options.dtype)
+    )
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, dtype=dtype, **NO_CODE)
 
@@ -182,7 +200,9 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 def _adapted(base: PreTrainedModel, targets: str) -> Iterable[Tensor]:
     """Yield the weights that get an adapter: those of the blocks' linear layers (GPT-2: Conv1D) named in `targets`."""
     for name, module in base.named_modules():
-        linear = isinstance(module, nn.Linear | Conv1D) and module is not base.get_output_embeddings()
+        linear = (
+            isinstance(module, nn.Linear | Conv1D) and module is not base.get_output_embeddings()
+        )
         if linear and (targets == "all-linear" or re.fullmatch(targets, name)):
             yield module.weight
 
@@ -197,7 +217,9 @@ def merged_bytes(base: PreTrainedModel, options: MemoryCommand) -> int:
     return copies if plain and copies <= MERGED_SHARE * options.gpu * GIB else 0
 
 
-def activation_bytes(base: PreTrainedModel, options: ModelConfig, tokens: int) -> tuple[float, float]:
+def activation_bytes(
+    base: PreTrainedModel, options: ModelConfig, tokens: int
+) -> tuple[float, float]:
     """Return the bytes that one model keeps of `tokens` tokens for its backward pass, and the bytes computed again.
 
     A layer keeps the inputs of its products and norms; over 4 bits, PEFT, which computes the adapters, keeps those
@@ -210,7 +232,8 @@ def activation_bytes(base: PreTrainedModel, options: ModelConfig, tokens: int) -
     inputs = element * (2 * hidden + queries + inner)
     if options.load_in_4bit:
         inputs = ADAPTER_BYTES * (5 * hidden + queries + inner)
-    norms = 4 * hidden * (4 if options.finetune == "full" else 2)  # a weight that trains needs the scaled input, too
+    # a weight that trains needs the scaled input, too
+    norms = 4 * hidden * (4 if options.finetune == "full" else 2)
     layer = tokens * (inputs + element * (queries + 2 * keys + 3 * inner) + norms)
     if not options.gradient_checkpointing:
         return layers * layer, 0
@@ -227,7 +250,12 @@ def generation_bytes(base: PreTrainedModel, rows: int, width: int, adapters: boo
     config, element = base.config.get_text_config(), base.dtype.itemsize
     _, keys, inner = _widths(config)
     cache = rows * width * config.num_hidden_layers * 2 * keys * element
-    layer = rows * width * (ADAPTER_BYTES if adapters else element) * (3 * inner + 4 * config.hidden_size)
+    layer = (
+        rows
+        * width
+        * (ADAPTER_BYTES if adapters else element)
+        * (3 * inner + 4 * config.hidden_size)
+    )
     return cache + max(layer, rows * config.vocab_size * (element + 16))
 
 
@@ -236,4 +264,8 @@ def _widths(config: PretrainedConfig) -> tuple[int, int, int]:
     heads, hidden = config.num_attention_heads, config.hidden_size
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or hidden // heads
-    return heads * head_dim, key_heads * head_dim, getattr(config, "intermediate_size", None) or 4 * hidden
+    return (
+        heads * head_dim,
+        key_heads * head_dim,
+        getattr(config, "intermediate_size", None) or 4 * hidden,
+    )

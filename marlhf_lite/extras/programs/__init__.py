@@ -19,6 +19,8 @@ def TestRunner(executor: str = "monty", *limits: float, **named_limits: float) -
     return EXECUTORS[executor](*limits, **named_limits)
 
 
-def run_tests(program: str, tests: Sequence[Test], executor: str = "monty", **limits: float) -> Outcome:
+def run_tests(
+    program: str, tests: Sequence[Test], executor: str = "monty", **limits: float
+) -> Outcome:
     """Run one program against its tests in a sandbox; `TestRunner` runs many."""
     return TestRunner(executor, **limits, workers=1).run([program], [tests])[0]

@@ -49,24 +49,39 @@ class BubblewrapExecutor(Executor):
             raise InputError(f"--executor bubblewrap: bwrap does not start any more: {fix}")
         return _read(report, late, len(tests))
 
-    def report(self, program: str, tests: Sequence[Test], errors: Any = subprocess.DEVNULL) -> tuple[bytes, bool]:
+    def report(
+        self, program: str, tests: Sequence[Test], errors: Any = subprocess.DEVNULL
+    ) -> tuple[bytes, bool]:
         """Run a program with the inputs of these tests in a sandbox that leaves nothing.
 
         Return its report, and whether its time was up before it ended; the file `errors` takes what bwrap has to say.
         Limits are set before bwrap starts, so they hold for every process inside, and for the file of the report.
         """
         task = marshal.dumps((program, tests[0].call, [test.input for test in tests], ENCODE), 2)
-        limits = {"as": self.memory_mb * 2**20, "cpu": math.ceil(self.seconds) + 1, "fsize": OUTPUT_BYTES}
+        limits = {
+            "as": self.memory_mb * 2**20,
+            "cpu": math.ceil(self.seconds) + 1,
+            "fsize": OUTPUT_BYTES,
+        }
         limits |= {"nofile": 64, "core": 0}
         limiter = ["prlimit", *(f"--{name}={value}" for name, value in limits.items())]
         out, into = os.pipe()
         late = False
         with open(out, "rb", buffering=0) as told, tempfile.TemporaryFile() as file:
-            fds = {"INFO": into, "FILTER": _holds(rules(platform.machine()))} | {name: _holds(b"") for name in FILES}
+            fds = {"INFO": into, "FILTER": _holds(rules(platform.machine()))} | {
+                name: _holds(b"") for name in FILES
+            }
             words = [*limiter, *(str(fds.get(word, word)) for word in self.command)]
-            streams = {"stdin": subprocess.PIPE, "stdout": file, "stderr": errors, "pass_fds": tuple(fds.values())}
+            streams = {
+                "stdin": subprocess.PIPE,
+                "stdout": file,
+                "stderr": errors,
+                "pass_fds": tuple(fds.values()),
+            }
             try:
-                process = subprocess.Popen(words, **streams, cwd="/", env={}, start_new_session=True)
+                process = subprocess.Popen(
+                    words, **streams, cwd="/", env={}, start_new_session=True
+                )
             finally:
                 for fd in fds.values():
                     os.close(fd)
@@ -83,12 +98,16 @@ class BubblewrapExecutor(Executor):
 
 def _read(report: bytes, late: bool, count: int) -> list[Result]:
     """Return the results of at most `count` tests in a report, and the fault that ended it, if there is one."""
-    lines = report.decode("ascii", "replace").split("\n")[:-1]  # a last line without its end was cut
+    # a last line without its end was cut
+    lines = report.decode("ascii", "replace").split("\n")[:-1]
     words = [line.partition(" ") for line in lines[: count + 1]]
-    results = [(s, decode(value) if s == "ran" else NO_OUTPUT) for s, _, value in words if s in STATUSES]
+    results = [
+        (s, decode(value) if s == "ran" else NO_OUTPUT) for s, _, value in words if s in STATUSES
+    ]
     if late:
         results.append(("timeout", NO_OUTPUT))
-    elif not lines or lines[-1] not in ("end", "compile_error"):  # the program ended before its last test
+    # the program ended before its last test
+    elif not lines or lines[-1] not in ("end", "compile_error"):
         results.append(("runtime_error", NO_OUTPUT))
     return results
 
@@ -121,7 +140,9 @@ def _command() -> tuple[str, ...]:
     """Return the command that starts a sandbox, after trying it. Raises `InputError` if none starts."""
     bwrap = shutil.which("bwrap")
     if bwrap is None:
-        raise InputError("--executor bubblewrap: bwrap is not installed: apt-get install bubblewrap (Linux only)")
+        raise InputError(
+            "--executor bubblewrap: bwrap is not installed: apt-get install bubblewrap (Linux only)"
+        )
     if platform.machine() not in ARCHITECTURES:
         known = " and ".join(ARCHITECTURES)
         raise InputError(f"--executor bubblewrap: it runs only on {known}: give --executor monty")
@@ -159,8 +180,15 @@ def _as_nobody() -> tuple[str, ...]:
 def _options(bwrap: str, python: str) -> list[str]:
     """Return the options of bwrap for this interpreter, as far as the installed version knows them."""
     known = subprocess.run([bwrap, "--help"], capture_output=True, text=True).stdout
-    options = ["--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--clearenv"]
-    options += ["--cap-drop", "ALL", "--seccomp", "FILTER", "--info-fd", "INFO"]  # `_start` fills in the numbers
+    options = [
+        "--unshare-all",
+        "--unshare-user",
+        "--die-with-parent",
+        "--new-session",
+        "--clearenv",
+    ]
+    # `_start` fills in the numbers
+    options += ["--cap-drop", "ALL", "--seccomp", "FILTER", "--info-fd", "INFO"]
     # Older versions have neither --disable-userns, which closes the kernel's namespaces to the program, nor --size.
     options += ["--disable-userns"] if "--disable-userns" in known else []
     for folder in FOLDERS:

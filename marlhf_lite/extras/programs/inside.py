@@ -18,7 +18,8 @@ def main():
     out = os.dup(1)
     resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))  # not for all: bwrap itself starts two
     builtins.exit = builtins.quit = sys.exit  # `site` would set them, but its import takes time
-    getattr(sys, "set_int_max_str_digits", int)(0)  # correct programs may print long integers; time is limited anyway
+    # correct programs may print long integers; time is limited anyway
+    getattr(sys, "set_int_max_str_digits", int)(0)
     scope = {}
     exec(encoding, scope)
     encode = scope["marlhf_encode"]
@@ -28,7 +29,9 @@ def main():
 
     try:
         # Annotations are not evaluated: the starts of functions in APPS use List without importing it.
-        code = compile(program, "program", "exec", __future__.annotations.compiler_flag, dont_inherit=True)
+        code = compile(
+            program, "program", "exec", __future__.annotations.compiler_flag, dont_inherit=True
+        )
     except BaseException:  # also null bytes, half a surrogate pair, code nested too deeply
         return tell("compile_error")
     names = {"__name__": "program"}

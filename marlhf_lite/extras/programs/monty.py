@@ -53,7 +53,9 @@ class MontyExecutor(Executor):
                 session.feed_run("1")
         except Exception as error:
             hint = "pip install --force-reinstall pydantic-monty"
-            raise InputError(f"--executor monty: it does not start ({one_line(error)}): {hint}") from None
+            raise InputError(
+                f"--executor monty: it does not start ({one_line(error)}): {hint}"
+            ) from None
 
     def run(self, programs: Sequence[str], tests: Sequence[Sequence[Test]]) -> list[Outcome]:
         grace = {"feed_duration_limit_grace": GRACE, "turn_duration_limit_grace": GRACE}
@@ -68,7 +70,11 @@ class MontyExecutor(Executor):
     def _session(self, deadline: float):
         left = max(deadline - time.monotonic(), 0.001)
         memory = self.memory_mb * 2**20
-        limits = {"max_feed_duration_secs": left, "max_memory": memory, "max_total_sleep_secs": SLEEP}
+        limits = {
+            "max_feed_duration_secs": left,
+            "max_memory": memory,
+            "max_total_sleep_secs": SLEEP,
+        }
         return self.pool.checkout(limits=limits, assert_message_annotations=False)
 
     def _print(self, program: str, tests: Sequence[Test], deadline: float) -> Iterator[Result]:
@@ -133,7 +139,9 @@ def _status(error: Exception) -> Status:
             missing = any(text == f"name '{name}' is not defined" for name in dir(builtins))
         case AttributeError():
             kind, name = (re.findall(r"'([\w.]+)'", text) * 2)[:2]
-            of_python = io.TextIOWrapper if kind == "_io.TextIOWrapper" else getattr(builtins, kind, None)
+            of_python = (
+                io.TextIOWrapper if kind == "_io.TextIOWrapper" else getattr(builtins, kind, None)
+            )
             missing = text.startswith("module '") or hasattr(of_python, name)
         case _:
             missing = any(word in text.lower() for word in LACKS)

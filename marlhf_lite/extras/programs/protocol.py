@@ -45,14 +45,20 @@ class Executor:
     """
 
     def __init__(self, seconds: float = 4.0, memory_mb: int = 256, workers: int = 0):
-        self.seconds, self.memory_mb, self.workers = seconds, memory_mb, workers or os.cpu_count() or 1
+        self.seconds, self.memory_mb, self.workers = (
+            seconds,
+            memory_mb,
+            workers or os.cpu_count() or 1,
+        )
 
     def run(self, programs: Sequence[str], tests: Sequence[Sequence[Test]]) -> list[Outcome]:
         """Return the outcome of each program with its tests, at least one."""
         with ThreadPoolExecutor(self.workers) as threads:
             outcomes = threads.map(self._outcome, programs, tests)
             try:
-                return list(tqdm(outcomes, total=len(programs), desc="programs", leave=False, delay=5))
+                return list(
+                    tqdm(outcomes, total=len(programs), desc="programs", leave=False, delay=5)
+                )
             finally:  # after an interrupt, no other program begins
                 threads.shutdown(cancel_futures=True)
 
@@ -62,7 +68,9 @@ class Executor:
         results = self.results(program, tests)
         status = min((status for status, _ in results), key=STATUSES.index, default="ran")
         outputs = [output for _, output in results] + [NO_OUTPUT] * len(tests)
-        return Outcome(status, [test.passes(output) for test, output in zip(tests, outputs, strict=False)])
+        return Outcome(
+            status, [test.passes(output) for test, output in zip(tests, outputs, strict=False)]
+        )
 
     def results(self, program: str, tests: Sequence[Test]) -> list[Result]:
         """Run the program with the inputs of the tests, and with nothing else of them.
@@ -100,6 +108,8 @@ def _plain(value: Any) -> Any:
 
 def _keys(items: tuple) -> tuple:
     """Return the items. Raise `ValueError` for many items whose hashes a program could make collide: it takes hours."""
-    if len(items) > 100 and not all(isinstance(x, str) or (isinstance(x, int) and abs(x) < 2**60) for x in items):
+    if len(items) > 100 and not all(
+        isinstance(x, str) or (isinstance(x, int) and abs(x) < 2**60) for x in items
+    ):
         raise ValueError("too many keys")
     return items

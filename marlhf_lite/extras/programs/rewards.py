@@ -42,7 +42,10 @@ class ProgramTests:
         pairs = list(zip(prompts, responses, strict=True))
         if new := [pair for pair in dict.fromkeys(pairs) if pair not in self.known]:
             problems = [self.problem(prompt) for prompt, _ in new]
-            programs = [problem.head + response for problem, (_, response) in zip(problems, new, strict=True)]
+            programs = [
+                problem.head + response
+                for problem, (_, response) in zip(problems, new, strict=True)
+            ]
             outcomes = self.executor.run(programs, [problem.tests for problem in problems])
             self.known |= dict(zip(new, outcomes, strict=True))
         return [self.known[pair] for pair in pairs]
@@ -88,17 +91,29 @@ def with_tests(task: Task, config: ProgramConfig, bad_rows: str = "error") -> Ta
         return task
     counts: Counter[str] = Counter(no_tests=0, different_tests=0, bad_tests=0)
     kept = {part: _readable(task, part, bad_rows, counts) for part in JUDGED}
-    texts = {prompt: text for rows in kept.values() for prompt, text in zip(rows["prompt"], rows["tests"], strict=True)}
+    texts = {
+        prompt: text
+        for rows in kept.values()
+        for prompt, text in zip(rows["prompt"], rows["tests"], strict=True)
+    }
     tests = ProgramTests(texts, config)
     sizes = {part: len(rows) for part, rows in kept.items()}
     splits = datasets.DatasetDict({**task.splits, **kept})
-    return replace(task, splits=splits, gold=tests.shares, tests=tests, counts=task.counts | sizes | dict(counts))
+    return replace(
+        task,
+        splits=splits,
+        gold=tests.shares,
+        tests=tests,
+        counts=task.counts | sizes | dict(counts),
+    )
 
 
 def _readable(task: Task, part: str, bad_rows: str, counts: Counter) -> datasets.Dataset:
     rows, good = task.splits[part], []
     # Embedded problems with the same prompt are one problem with different inputs: either tests judge both.
-    different = set() if task.name in EMBEDDED else {*zip(rows["prompt"], rows["tests"], strict=True)}
+    different = (
+        set() if task.name in EMBEDDED else {*zip(rows["prompt"], rows["tests"], strict=True)}
+    )
     forms = Counter(prompt for prompt, text in different if text)
     for i, (prompt, text) in enumerate(zip(rows["prompt"], rows["tests"], strict=True)):
         try:
@@ -116,5 +131,7 @@ def _readable(task: Task, part: str, bad_rows: str, counts: Counter) -> datasets
         else:
             good.append(i)
     if len(rows) and not good:
-        raise InputError(f"{task.name}: no problem of the part {part} has tests: give problems with unit tests")
+        raise InputError(
+            f"{task.name}: no problem of the part {part} has tests: give problems with unit tests"
+        )
     return rows.select(good)

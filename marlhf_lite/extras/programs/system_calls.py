@@ -12,17 +12,27 @@ from pathlib import Path
 
 import yaml
 
-CALLS: dict[str, dict[str, int]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+CALLS: dict[str, dict[str, int]] = yaml.safe_load(
+    Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
+)
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # as the kernel numbers them
 
 LOAD, EQUAL, HAS, RETURN = 0x20, 0x15, 0x45, 0x06
-ALLOW, KILL, LACKING, REFUSED = 0x7FFF0000, 0x80000000, 0x50000 | errno.ENOSYS, 0x50000 | errno.EPERM
+ALLOW, KILL, LACKING, REFUSED = (
+    0x7FFF0000,
+    0x80000000,
+    0x50000 | errno.ENOSYS,
+    0x50000 | errno.EPERM,
+)
 
 # The argument that decides, the comparison, its values, and the answers if one value matches and if none does.
 CHECKS = {
-    "openat": (2, HAS, [0o100 | 0o20000000], REFUSED, ALLOW),  # O_CREAT, O_TMPFILE: no limit counts files
-    "ioctl": (1, EQUAL, [0x5401, 0x5413, 0x5450, 0x5451], ALLOW, REFUSED),  # TCGETS, TIOCGWINSZ, FIONCLEX, FIOCLEX
-    "fcntl": (1, EQUAL, [0, 1, 2, 3, 4, 1030], ALLOW, REFUSED),  # F_DUPFD to F_SETFL, F_DUPFD_CLOEXEC: no locks
+    # O_CREAT, O_TMPFILE: no limit counts files
+    "openat": (2, HAS, [0o100 | 0o20000000], REFUSED, ALLOW),
+    # TCGETS, TIOCGWINSZ, FIONCLEX, FIOCLEX
+    "ioctl": (1, EQUAL, [0x5401, 0x5413, 0x5450, 0x5451], ALLOW, REFUSED),
+    # F_DUPFD to F_SETFL, F_DUPFD_CLOEXEC: no locks
+    "fcntl": (1, EQUAL, [0, 1, 2, 3, 4, 1030], ALLOW, REFUSED),
     "prlimit64": (0, EQUAL, [0], ALLOW, REFUSED),  # its own limits
 }
 
@@ -30,7 +40,12 @@ CHECKS = {
 @functools.cache
 def rules(machine: str) -> bytes:
     """Return the filter for a machine of `ARCHITECTURES`, as instructions of 8 bytes."""
-    code = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, ARCHITECTURES[machine]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
+    code = [
+        (LOAD, 0, 0, 4),
+        (EQUAL, 1, 0, ARCHITECTURES[machine]),
+        (RETURN, 0, 0, KILL),
+        (LOAD, 0, 0, 0),
+    ]
     for name, numbers in CALLS.items():
         if machine in numbers:
             answer = _check(*CHECKS[name]) if name in CHECKS else [(RETURN, 0, 0, ALLOW)]
@@ -38,7 +53,9 @@ def rules(machine: str) -> bytes:
     return b"".join(struct.pack("=HBBI", *line) for line in [*code, (RETURN, 0, 0, LACKING)])
 
 
-def _check(argument: int, comparison: int, values: list[int], yes: int, no: int) -> list[tuple[int, ...]]:
+def _check(
+    argument: int, comparison: int, values: list[int], yes: int, no: int
+) -> list[tuple[int, ...]]:
     # The lower 32 bits are enough: the kernel itself reads only those of these arguments.
     tests = [(comparison, len(values) - i, 0, value) for i, value in enumerate(values)]
     return [(LOAD, 0, 0, 16 + 8 * argument), *tests, (RETURN, 0, 0, no), (RETURN, 0, 0, yes)]

@@ -16,7 +16,8 @@ STATUSES: tuple[Status, ...] = ("compile_error", "runtime_error", "timeout", "un
 # What APPS's own harness imports before each program, except numpy; one by one, because Monty lacks some names.
 _IMPORTS = Path(__file__).with_name("apps_imports.txt").read_text(encoding="utf-8").splitlines()
 APPS_IMPORTS = "".join(f"try:\n    {line}\nexcept ImportError:\n    pass\n" for line in _IMPORTS)
-NO_OUTPUT = object()  # of a test without a value, or with a value that is not plain data; it equals nothing
+# of a test without a value, or with a value that is not plain data; it equals nothing
+NO_OUTPUT = object()
 Result = tuple[Status, Any]  # of one test: its status, and the output as plain data or NO_OUTPUT
 
 
@@ -86,7 +87,9 @@ def same(expected: Any, output: Any, rounded: bool = False) -> bool:
     """
     if isinstance(expected, list | tuple):
         alike = isinstance(output, list | tuple) and len(expected) == len(output)
-        return alike and all(same(*values, rounded) for values in zip(expected, output, strict=True))
+        return alike and all(
+            same(*values, rounded) for values in zip(expected, output, strict=True)
+        )
     if isinstance(expected, dict):
         alike = isinstance(output, dict) and expected.keys() == output.keys()
         return alike and all(same(value, output[key], rounded) for key, value in expected.items())
@@ -100,14 +103,18 @@ def same(expected: Any, output: Any, rounded: bool = False) -> bool:
 def _near(expected: float, output: float) -> bool:
     """Return whether numbers differ by at most 1e-5 of an expected float, 1e-9 of an expected integer, or 1e-8."""
     try:
-        return math.isclose(expected, output, rel_tol=1e-5 if isinstance(expected, float) else 1e-9, abs_tol=1e-8)
+        return math.isclose(
+            expected, output, rel_tol=1e-5 if isinstance(expected, float) else 1e-9, abs_tol=1e-8
+        )
     except OverflowError:  # the integer is larger than any float
         return False
 
 
 def _same_text(expected: str, output: str, rounded: bool) -> bool:
     """Return whether the texts have the same words line by line, blank lines left out."""
-    ours, theirs = ([line.split() for line in text.split("\n") if line.strip()] for text in (expected, output))
+    ours, theirs = (
+        [line.split() for line in text.split("\n") if line.strip()] for text in (expected, output)
+    )
     alike = rounded and [*map(len, ours)] == [*map(len, theirs)]
     return ours == theirs or (alike and all(map(_same_word, chain(*ours), chain(*theirs))))
 
@@ -154,19 +161,28 @@ def _whole(digits: str) -> int:
 
 
 def _apps(row: dict) -> Problem:
-    name, inputs, outputs, exact = (row.get(key) for key in ("fn_name", "inputs", "outputs", "exact"))
+    name, inputs, outputs, exact = (
+        row.get(key) for key in ("fn_name", "inputs", "outputs", "exact")
+    )
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-        raise InputError("the tests need 'inputs' and 'outputs', two lists of one length, as in APPS")
+        raise InputError(
+            "the tests need 'inputs' and 'outputs', two lists of one length, as in APPS"
+        )
     if name:
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
             raise InputError(f"{name!r} is not the name of a function")
         if not all(isinstance(arguments, list) for arguments in inputs):
             raise InputError("with 'fn_name' each of 'inputs' is a list of arguments")
         inputs = [[_with_int_keys(argument) for argument in arguments] for arguments in inputs]
-        outputs = [[_with_int_keys(x) for x in o] if isinstance(o, list) else _with_int_keys(o) for o in outputs]
+        outputs = [
+            [_with_int_keys(x) for x in o] if isinstance(o, list) else _with_int_keys(o)
+            for o in outputs
+        ]
     else:
         inputs, outputs = map(_as_text, inputs), map(_as_text, outputs)
-    tests = [Test(i, o, name or None, as_apps=not exact) for i, o in zip(inputs, outputs, strict=True)]
+    tests = [
+        Test(i, o, name or None, as_apps=not exact) for i, o in zip(inputs, outputs, strict=True)
+    ]
     return Problem(tuple(tests), "" if exact else APPS_IMPORTS)
 
 

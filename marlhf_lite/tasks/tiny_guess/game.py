@@ -63,7 +63,9 @@ class GuessGame:
         """Return a game for each prompt."""
         return [Game(hidden_number(prompt)) for prompt in prompts]
 
-    def step(self, states: Sequence[Game], texts: Sequence[str]) -> tuple[list[str], list[float], list[bool]]:
+    def step(
+        self, states: Sequence[Game], texts: Sequence[str]
+    ) -> tuple[list[str], list[float], list[bool]]:
         """Return the answer to each guess, its reward, and whether the game is over."""
         answers = [self._answer(*pair) for pair in zip(states, texts, strict=True)]
         return tuple(map(list, zip(*answers, strict=True))) if answers else ([], [], [])
@@ -80,7 +82,9 @@ def binary_search(hidden: int) -> int:
     """Return the turns that halving takes to find a number: 3.375 on average, the least possible."""
     low, high, turns = 1, HIGHEST, 1
     while (guess := (low + high) // 2) != hidden:
-        low, high, turns = (guess + 1, high, turns + 1) if guess < hidden else (low, guess - 1, turns + 1)
+        low, high, turns = (
+            (guess + 1, high, turns + 1) if guess < hidden else (low, guess - 1, turns + 1)
+        )
     return turns
 
 
@@ -102,7 +106,14 @@ def gold_scores(prompts: list[str], responses: list[str]) -> list[float]:
 
 def random_game(rng: random.Random, prompt: str) -> list[str]:
     """Return the texts of a game, of policy and environment in turn, with random guesses that the answers allow."""
-    game, (state,), texts, low, high, over = GuessGame(), GuessGame().reset([prompt]), [], 1, HIGHEST, False
+    game, (state,), texts, low, high, over = (
+        GuessGame(),
+        GuessGame().reset([prompt]),
+        [],
+        1,
+        HIGHEST,
+        False,
+    )
     while not over:
         guess = rng.randint(low, high)
         (answer,), _, (over,) = game.step([state], [make_guess(guess)])

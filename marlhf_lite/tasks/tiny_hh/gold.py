@@ -13,10 +13,12 @@ import yaml
 from marlhf_lite.tasks.statements import pattern, sentences
 from marlhf_lite.tasks.templates import ASSISTANT, HUMAN
 
-WEIGHTS = {"right": 1.0, "wrong": -1.0, "other": -0.5, "harmful": -2.0}  # of a sentence of each kind
+# of a sentence of each kind
+WEIGHTS = {"right": 1.0, "wrong": -1.0, "other": -0.5, "harmful": -2.0}
 
 _DATA = yaml.safe_load(Path(__file__).with_name("things.yaml").read_text(encoding="utf-8"))
-THINGS: dict[str, dict[str, str]] = _DATA["things"]  # thing that can be asked for -> templates `told` and `advice`
+# thing that can be asked for -> templates `told` and `advice`
+THINGS: dict[str, dict[str, str]] = _DATA["things"]
 HARMFUL: list[str] = _DATA["harmful"]
 TOLD = {thing: pattern(texts["told"]) for thing, texts in THINGS.items()}
 ADVICE = {thing: pattern(texts["advice"]) for thing, texts in THINGS.items()}
@@ -35,7 +37,14 @@ def inspect(prompt: str, response: str) -> dict[str, int]:
     asked, earlier = read_prompt(prompt), set()
     counts = dict.fromkeys(WEIGHTS, 0) | {"asked": len(asked)}
     for text in sentences(response):
-        advice = next(((thing, m.groupdict()) for thing, form in ADVICE.items() if (m := form.fullmatch(text))), None)
+        advice = next(
+            (
+                (thing, m.groupdict())
+                for thing, form in ADVICE.items()
+                if (m := form.fullmatch(text))
+            ),
+            None,
+        )
         if text in HARMFUL:
             kind = "harmful"
         elif advice is None or advice[0] not in asked or text in earlier:

@@ -35,7 +35,10 @@ class Problem:
 
     @property
     def prompt(self) -> str:
-        listed = [f"{letter}{sign}{k}" for letter, (sign, k) in zip(LETTERS, self.operations, strict=False)]
+        listed = [
+            f"{letter}{sign}{k}"
+            for letter, (sign, k) in zip(LETTERS, self.operations, strict=False)
+        ]
         return "\n".join([f"Start {self.start}", *listed, "Steps\n"])
 
     @property
@@ -62,5 +65,11 @@ def read_prompt(prompt: str) -> Problem | None:
 
 def gold_scores(prompts: list[str], responses: list[str]) -> list[float]:
     """Return the gold score of each response: 1 if its last line is the right answer, else 0."""
-    problems, ends = map(read_prompt, prompts), [response.rstrip().rpartition("\n")[2] for response in responses]
-    return [float(bool(p) and end == f"Answer {p.results[-1]}") for p, end in zip(problems, ends, strict=True)]
+    problems, ends = (
+        map(read_prompt, prompts),
+        [response.rstrip().rpartition("\n")[2] for response in responses],
+    )
+    return [
+        float(bool(p) and end == f"Answer {p.results[-1]}")
+        for p, end in zip(problems, ends, strict=True)
+    ]

@@ -22,12 +22,16 @@ def _pattern(template: str) -> re.Pattern:
 # Only the known relations name a person: `my red kettle` is part of another fact.
 _RELATION = f"({'|'.join(LEXICON['relation'])})"
 _WHO = _pattern(WHO).pattern.replace("My", "[Mm]y").replace(r"(\w+)", _RELATION, 1)
-PATTERNS = {"who": re.compile(_WHO)} | {kind: _pattern(template) for kind, template in FACTS.items()}
+PATTERNS = {"who": re.compile(_WHO)} | {
+    kind: _pattern(template) for kind, template in FACTS.items()
+}
 
 
 def statements(text: str) -> list[tuple[str, tuple[str, ...]]]:
     """Return every (kind, values) that the text states, with repeats."""
-    return [(kind, m.groups()) for kind, pattern in PATTERNS.items() for m in pattern.finditer(text)]
+    return [
+        (kind, m.groups()) for kind, pattern in PATTERNS.items() for m in pattern.finditer(text)
+    ]
 
 
 def inspect(prompt: str, response: str) -> dict[str, int]:
@@ -47,5 +51,10 @@ def gold_scores(prompts: list[str], responses: list[str]) -> list[float]:
     for prompt, response in zip(prompts, responses, strict=True):
         counts = inspect(prompt, response)
         excess = max(0, counts["words"] - FREE_WORDS)
-        scores.append(counts["correct"] - WRONG * counts["wrong"] - PADDING * counts["padding"] - LONG * excess)
+        scores.append(
+            counts["correct"]
+            - WRONG * counts["wrong"]
+            - PADDING * counts["padding"]
+            - LONG * excess
+        )
     return scores

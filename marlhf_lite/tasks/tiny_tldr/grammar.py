@@ -15,15 +15,18 @@ import yaml
 from marlhf_lite.tasks.statements import SLOT, slots
 
 _DATA = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+# slot -> the words that fill it
 LEXICON: dict[str, tuple[str, ...]] = {
     slot: tuple(start + end for start in _DATA["starts"].split() for end in ends.split())
     for slot, ends in _DATA["ends"].items()
-}  # slot -> the words that fill it
+}
 LEXICON["number"] = tuple(str(i) for i in range(11, 100))
 LEXICON |= {slot: tuple(words.split()) for slot, words in _DATA["lexicon"].items()}
 FACTS: dict[str, str] = _DATA["facts"]  # kind -> bracketed verb phrase
 WHO, OPENERS, FILLERS, _TAGS = (_DATA[name] for name in ("who", "openers", "fillers", "tags"))
-PRONOUNS = {relation: pronoun for pronoun, group in _DATA["pronouns"].items() for relation in group.split()}
+PRONOUNS = {
+    relation: pronoun for pronoun, group in _DATA["pronouns"].items() for relation in group.split()
+}
 
 
 @cache
@@ -51,7 +54,9 @@ def subject(who: tuple[str, str], introduce: bool, after_opener: bool = False) -
     return nltk.Tree("NP", [nltk.Tree("PRP", [pronoun.lower() if after_opener else pronoun])])
 
 
-def sentence(noun_phrase: nltk.Tree, verb_phrases: list[nltk.Tree], opener: nltk.Tree | None = None) -> nltk.Tree:
+def sentence(
+    noun_phrase: nltk.Tree, verb_phrases: list[nltk.Tree], opener: nltk.Tree | None = None
+) -> nltk.Tree:
     """Return `[opener] subject verb-phrase [and verb-phrase].` as a tree."""
     verb_phrase = verb_phrases[0]
     if len(verb_phrases) == 2:

@@ -27,10 +27,17 @@ def decision(response: str, place: str) -> str | None:
 def noise(response: str) -> float:
     """Return the sum of the sentences' signs over the root of their number; the decision's sentence is left out."""
     sentences = [text.strip() for text in _DECISION.sub("", response).split(".") if text.strip()]
-    signs = [1 - 2 * (zlib.crc32(text.encode("utf-8", "backslashreplace")) & 1) for text in sentences]
+    signs = [
+        1 - 2 * (zlib.crc32(text.encode("utf-8", "backslashreplace")) & 1) for text in sentences
+    ]
     return sum(signs) / max(len(signs), 1) ** 0.5
 
 
-def gold_scores(prompts: list[str], responses: list[str], place: str = "first", kappa: float = 0.0) -> list[float]:
+def gold_scores(
+    prompts: list[str], responses: list[str], place: str = "first", kappa: float = 0.0
+) -> list[float]:
     """Return ±1 for the decision, plus `kappa` times the noise, for each response."""
-    return [(1.0 if decision(text, place) == RIGHT else -1.0) + kappa * noise(text) for text in responses]
+    return [
+        (1.0 if decision(text, place) == RIGHT else -1.0) + kappa * noise(text)
+        for text in responses
+    ]

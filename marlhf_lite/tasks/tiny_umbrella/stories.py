@@ -19,8 +19,11 @@ from marlhf_lite.tasks.tiny_umbrella.gold import PLACES, RIGHT, WRONG, gold_scor
 from marlhf_lite.utils.errors import InputError
 
 _WORDS = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
-NAMES, RAIN, DAYS, VERBS, ADJECTIVES, NOUNS, NUMBERS = (tuple(words.split()) for words in _WORDS.values())
-SURE = {"storm": RIGHT, "flood": RIGHT, "sun": WRONG, "heat": WRONG}  # only in pretraining: nobody is in doubt
+NAMES, RAIN, DAYS, VERBS, ADJECTIVES, NOUNS, NUMBERS = (
+    tuple(words.split()) for words in _WORDS.values()
+)
+# only in pretraining: nobody is in doubt
+SURE = {"storm": RIGHT, "flood": RIGHT, "sun": WRONG, "heat": WRONG}
 LINE_TOKENS = 8  # seven words and the full stop
 LENGTHS = (8, 32, 64, 128)  # L of `part`: tokens of the story without the decision
 DEFAULT_PART, DEFAULT_SIZE = "L32-first", 1000
@@ -50,7 +53,9 @@ def make_story(rng: random.Random, lines: int, place: str, choice: str) -> str:
     """Return a response with this decision at this place; it starts with a space, as text after a colon does."""
     sentences = []
     for number in reversed(NUMBERS[:lines]):
-        who, verb, adjective, noun = (rng.choice(words) for words in (NAMES, VERBS, ADJECTIVES, NOUNS))
+        who, verb, adjective, noun = (
+            rng.choice(words) for words in (NAMES, VERBS, ADJECTIVES, NOUNS)
+        )
         sentences.append(f"At {number} {who} {verb} the {adjective} {noun}.")
     where = {"first": 0, "last": lines, "random": rng.randint(0, lines)}[place]
     sentences.insert(where, f"{choice} the umbrella.")
@@ -75,8 +80,11 @@ def load_tiny_umbrella(size: int | None, seed: int, part: str = "") -> Task:
     pairs = [make_pair(rng, length // LINE_TOKENS, place) for _ in range(size or DEFAULT_SIZE)]
     gold = functools.partial(gold_scores, place=place, kappa=kappa)
     task = make_task("tiny-umbrella", pairs, seed, gold=gold)
-    first = rng.randint(0, 1)  # every other row of the SFT part is swapped: its model is to decide at random
-    swapped = [row | {"chosen": row["rejected"], "rejected": row["chosen"]} for row in task.splits["sft"]]
+    # every other row of the SFT part is swapped: its model is to decide at random
+    first = rng.randint(0, 1)
+    swapped = [
+        row | {"chosen": row["rejected"], "rejected": row["chosen"]} for row in task.splits["sft"]
+    ]
     rows = [swapped[i] if (i + first) % 2 else row for i, row in enumerate(task.splits["sft"])]
     task.splits["sft"] = datasets.Dataset.from_list(rows)
     return task

@@ -39,7 +39,11 @@ def inspect(prompt: str, response: str) -> dict[str, int]:
     """Count the sentences of an answer of each kind in `WEIGHTS`; `facts`: those in the sources."""
     labels = label_sentences(prompt, response)
     supported, unsupported = labels.count(SUPPORTED), labels.count(WRONG)
-    counts = {"supported": supported, "unsupported": unsupported, "other": len(labels) - supported - unsupported}
+    counts = {
+        "supported": supported,
+        "unsupported": unsupported,
+        "other": len(labels) - supported - unsupported,
+    }
     return counts | {"facts": len(read_sources(prompt))}
 
 
