@@ -376,7 +376,8 @@ def row_8(bench: Bench) -> None:
 def decided(bench: Bench) -> dict:
     """What --gradient_checkpointing auto and --micro_batch_size 0 find by dry runs."""
     trainer = bench.trainer("lora")
-    trainer.gradient_checkpointing, trainer.micro_batch_size = "auto", 0
+    trainer.state.gradient_checkpointing = "auto"
+    trainer.micro_batch_size = 0
     rows = trainer.fit_micro_batch_size()
     found = {"rows_a_pass": rows, "checkpointing": trainer.gradient_checkpointing}
     recompute(trainer, on=bench.args.checkpointing)

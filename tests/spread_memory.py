@@ -19,8 +19,8 @@ from marlhf_lite.config.options import PPOTrainerConfig
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import PolicyModel, PPOModels, ScalarHeadModel
 from marlhf_lite.models.loading import with_head
+from marlhf_lite.training.memory_limit import longest_rollout
 from marlhf_lite.training.ppo import PPOTrainer
-from marlhf_lite.training.runner import longest_rollout
 
 CARDS, ROWS, PROMPT, RESPONSE = 16, 2, 8, 8
 

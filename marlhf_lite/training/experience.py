@@ -37,6 +37,15 @@ class ModelOutputs:
     entropy: Tensor  # of π(· | s_t), in nats; recorded only, without gradient
     values: Tensor  # V(s_t)
 
+    @classmethod
+    def concatenate(cls, parts: Sequence["ModelOutputs"]) -> "ModelOutputs":
+        """Join those of all micro-batches."""
+        return cls(
+            logprobs=torch.cat([part.logprobs for part in parts]),
+            entropy=torch.cat([part.entropy for part in parts]),
+            values=torch.cat([part.values for part in parts]),
+        )
+
 
 @dataclass(frozen=True)
 class Experience:

@@ -1,7 +1,7 @@
 """The metrics of an update. All means are over valid tokens, macro actions or responses, without padding."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -111,6 +111,15 @@ def update_metrics(
             "tokens": int(statistics["response_length"].total),
         }
     )
+
+
+def mean_over_steps(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of each metric over the optimizer steps of an update."""
+    means = {}
+    for name in steps[0]:
+        total = sum(step[name] for step in steps)
+        means[name] = total / len(steps)
+    return means
 
 
 class Clock:

@@ -1,15 +1,20 @@
 """PPO with a critic, over macro actions: MA-PPO (paper, Algorithm 1), to be read from top to bottom.
 
-`PPOTrainer.update` and `PPOTrainer.learn` are one update in five numbered steps; the methods of each step follow in the
-order in which they are called, and `Objective` holds the equations. With `FixedNGram(1)` every macro action is one
-token, and the same code is token-level PPO. Shapes: B responses, T response tokens, S macro actions.
+`PPOTrainer.update` is one update in five numbered steps; the methods of each step follow in the order in which they
+are called, and `Objective` holds the equations. With `FixedNGram(1)` every macro action is one token, and the same code
+is token-level PPO. What keeps a run alive around its updates is in other files, which know nothing of the method:
+`TrainingLoop`, `MemoryLimit`, `Safeguards` and `Checkpoints`.
+
+Shapes: B responses, T response tokens, S macro actions.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,6 +25,10 @@ from torch.nn.parallel import DistributedDataParallel
 from marlhf_lite import macro
 from marlhf_lite.config.method import PPOTrainerConfig
 from marlhf_lite.models.actor_critic import ActorCritic, PPOModels, trainable
+from marlhf_lite.tasks.tokenization import encode_prompts
+from marlhf_lite.training import sampler_checks
+from marlhf_lite.training.checkpoint import Checkpoints, save_models
+from marlhf_lite.training.critic_metrics import diagnose_critic
 from marlhf_lite.training.distributed import (
     full_tensor,
     gathered_outside_layers,
@@ -29,7 +38,10 @@ from marlhf_lite.training.distributed import (
     sum_over_processes,
 )
 from marlhf_lite.training.experience import Batch, Experience, ModelOutputs
-from marlhf_lite.training.metrics import Clock, update_metrics
+from marlhf_lite.training.logging import RunLogger
+from marlhf_lite.training.loop import TrainingLoop
+from marlhf_lite.training.memory_limit import MemoryLimit, longest_rollout
+from marlhf_lite.training.metrics import Clock, mean_over_steps, update_metrics
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.objectives import check_first_update, make_objective
 from marlhf_lite.training.optimizer import learning_rate_share, loss_scale, make_optimizer
@@ -45,18 +57,25 @@ from marlhf_lite.training.rollout import (
     generate,
     generate_in_batches,
     is_remote,
+    longest_response,
     sampling_of,
 )
-from marlhf_lite.training.runner import Runner
-from marlhf_lite.training.sampler_checks import check_sampled
+from marlhf_lite.training.run_state import BatchSize, RunState
+from marlhf_lite.training.safeguards import Safeguards, count_updates
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.less_memory import keep_freed_memory
 from marlhf_lite.utils.user_code import named_errors
 
 if TYPE_CHECKING:
     from marlhf_lite.utils.run_folder import RunFolder
 
+# What the optimizer steps of an update leave: old outputs with advantages [B, S], the metrics of each step, and those
+# of the sampler.
+Learned = tuple[Experience, list[dict[str, float]], dict[str, float]]
 
-class PPOTrainer(Runner):
-    """Trains the policy and the critic of `models` on `prompts`: `train()` makes all updates (see `Runner`).
+
+class PPOTrainer:
+    """Trains the policy and the critic of `models` on `prompts`: `train()` makes all updates.
 
     Args:
         models: policy, reference, reward model and critic; see `build_models`.
@@ -91,40 +110,117 @@ class PPOTrainer(Runner):
         sampler: Sampler = generate,
         objective: type[Objective] | None = None,
     ):
-        super().__init__(
-            config, prompts, run=run, held_out=held_out, name=name, accelerator=accelerator
-        )
-        self.models, self.tokenizer, self.sampler = models, tokenizer, sampler
-        self.gradient_checkpointing = models.gradient_checkpointing
-        self.reward, self.termination, self.gold = reward, macro.as_rule(termination), gold
+        self.accelerator = accelerator or Accelerator()
+        self.config = config
+        self.seed = config.seed
+        self.prompts = list(prompts)
+        self.total_updates = count_updates(config, len(prompts), self.accelerator)
+
+        # The method: who answers, how answers are scored and cut, and the equations.
+        self.models = models
+        self.tokenizer = tokenizer
+        self.sampler = sampler
+        self.sampling = sampling_of(config, config.max_response_length)
+        self.reward = reward
+        self.gold = gold
+        self.termination = macro.as_rule(termination)
         self.objective = objective(config) if objective else make_objective(config)
         # A custom objective may read all responses of an update.
         self.has_custom_objective = bool(objective or self.objective.user_name)
-        self.sampling = sampling_of(config, config.max_response_length)
         self.logprob_temperature = config.temperature if config.logprobs_at_temperature else 1.0
 
-        # One optimizer from explicit lists of parameters, and one module for both models, so that data-parallel
-        # wrappers see one forward and one backward pass.
+        self._prepare_models()
+
+        # The run around the method.
+        self.state = RunState(
+            micro_batch=BatchSize(asked=config.micro_batch_size, now=config.micro_batch_size),
+            generation_batch=BatchSize(
+                asked=config.generation_batch_size, now=config.generation_batch_size
+            ),
+            gradient_checkpointing=models.gradient_checkpointing,
+        )
+        self.logger = RunLogger(run, name, self.accelerator)
+        self.checkpoints = None
+        save_checkpoint = None
+        if run:
+            self.checkpoints = Checkpoints(run, config.save_total_limit, self.accelerator)
+            save_checkpoint = self._save_checkpoint
+        test_held_out = None
+        if held_out:
+            test_held_out = partial(held_out, models)
+        self.safeguards = Safeguards(
+            config=config,
+            parameters=self.parameters,
+            state=self.state,
+            accelerator=self.accelerator,
+        )
+        self.memory = MemoryLimit(
+            state=self.state,
+            models=models,
+            optimizer=self.optimizer,
+            accelerator=self.accelerator,
+            logger=self.logger,
+            rows_per_step=self._rows_per_step(),
+            is_sharded=self.is_sharded,
+        )
+        self.loop = TrainingLoop(
+            config=config,
+            prompts=self.prompts,
+            state=self.state,
+            total_updates=self.total_updates,
+            logger=self.logger,
+            accelerator=self.accelerator,
+            save_checkpoint=save_checkpoint,
+            test_held_out=test_held_out,
+        )
+
+    def _prepare_models(self) -> None:
+        """Make the optimizer, and put models and optimizer where accelerate wants them.
+
+        There is one optimizer from explicit lists of parameters, and one module for both models, so that data-parallel
+        wrappers see one forward and one backward pass.
+        """
+        models = self.models
         self.learning_rates = {
-            "policy": config.policy_learning_rate,
-            "critic": config.critic_learning_rate,
+            "policy": self.config.policy_learning_rate,
+            "critic": self.config.critic_learning_rate,
         }
-        parameters = {role: trainable(getattr(models, role)) for role in self.learning_rates}
-        optimizer = make_optimizer(parameters, self.learning_rates, config)
+        parameters = {"policy": trainable(models.policy), "critic": trainable(models.critic)}
+        optimizer = make_optimizer(parameters, self.learning_rates, self.config)
         actor_critic = ActorCritic(models.policy, models.critic)
         self.actor_critic, self.optimizer = self.accelerator.prepare(actor_critic, optimizer)
+        self.is_sharded = is_sharded(self.actor_critic)
         if isinstance(self.actor_critic, DistributedDataParallel):
             # All processes have the same buffers, and may differ in the number of passes of a dry run.
             self.actor_critic.broadcast_buffers = False
         shard_frozen(
             models.reference, models.reward, beside=self.actor_critic, accelerator=self.accelerator
         )
-        groups = self.optimizer.param_groups
-        self.parameters = {
-            x: [p for g in groups if g["name"] == x for p in g["params"]]
-            for x in self.learning_rates
-        }
+
+        # Sharding has put other parameters into the optimizer's groups.
+        self.parameters = {"policy": [], "critic": []}
+        for group in self.optimizer.param_groups:
+            self.parameters[group["name"]].extend(group["params"])
         self.loss_scale = loss_scale(models.policy)
+
+    def train(
+        self, resume: bool = False, asked_to_stop: Callable[[], bool] = lambda: False
+    ) -> list[dict]:
+        """Make all updates; return the metrics of each, which are also in the run's metrics.jsonl.
+
+        With `resume` the run continues from its last checkpoint, bit by bit as if it had not been stopped. It stops
+        early if the KL passes `config.kl_ceiling`, and with a checkpoint after the update in which `asked_to_stop()`
+        becomes true.
+        """
+        keep_freed_memory()
+        # No process draws as one of another seed does.
+        torch.manual_seed(self.seed + 100_003 * self.accelerator.process_index)
+        if resume:
+            self._resume()
+        if self.micro_batch_size == 0 or self.gradient_checkpointing == "auto":
+            self.fit_micro_batch_size()
+        self.loop.run(self.update, asked_to_stop)
+        return self.history
 
     def update(self, prompts: list[str]) -> dict[str, float]:
         """Make one update of Algorithm 1 on these prompts; return its metrics."""
@@ -141,125 +237,89 @@ class PPOTrainer(Runner):
         # 3. Segmentation: the termination rule cuts each response into macro actions (section 3.2.1).
         with clock.phase("macro"):
             macro_actions = self.segment(rollout)
-            if self.updates_done == 0:
+            if self.state.updates_done == 0:
                 self.termination.check()
 
         # 4. and 5. Old outputs, advantages, and optimisation.
         with clock.phase("training"):
             row = self.learn(rollout, macro_actions)
 
-        row |= self.termination.metrics() | getattr(self.reward, "metrics", dict)()
-        return self.record(row, clock, rollout, macro_actions)
-
-    def learn(self, rollout: Rollout, macro_actions: macro.MacroActions) -> dict[str, float]:
-        """Steps 4 and 5 of an update: train on a scored and segmented rollout; returns the metrics.
-
-        They describe policy and critic before the update, and are means over its optimizer steps. Gradients and metrics
-        are those of all processes together.
-
-        Raises:
-            InputError: too many updates in a row were not finite, or the first one shows that something is wrong.
-        """
-        config, critic_alone = self.config, self.updates_done < self.config.critic_warmup
-        batch = self.objective.batch(rollout, macro.check_segmentation(macro_actions, rollout.mask))
-        at_start = self.weights_at_start()
-        self._set_learning_rates()
-
-        # 4. Old outputs and advantages, from a first pass with the policy that sampled (section 3.2.2, Appendices D.1
-        #    and E). With one minibatch it is also the pass of the first optimizer step, so its gradients are kept.
-        #    Several minibatches, whitening and objectives that read other responses need all advantages before that.
-        reuses_first_pass = (
-            config.num_mini_batches == 1 and not config.whiten and not self.has_custom_objective
-        )
-        if reuses_first_pass:
-            old, stats = self.with_less_memory(
-                self.forward_backward, batch, self.loss_normalizers(batch)
-            )
-        else:
-            old = self.objective.advantages(batch, self.with_less_memory(self.all_outputs, rollout))
-        with named_errors("sampler", getattr(self.sampler, "name", "")):
-            checked = check_sampled(rollout, self.models.policy, old.logprobs, self.accelerator)
-        if config.whiten:
-            old = replace(
-                old,
-                advantages=macro.whiten(old.advantages, batch.steps.mask, self.accelerator.reduce),
-            )
-
-        # 5. Optimisation: clipped losses of policy and critic (section 3.2.2, Appendix E), in epochs and minibatches.
-        epochs, steps = config.critic_epochs if critic_alone else config.num_ppo_epochs, []
-        for i, rows in enumerate(
-            rows for _ in range(epochs) for rows in self._minibatches(len(batch))
-        ):
-            if i > 0 or not reuses_first_pass:
-                part = batch.select(rows)
-                passed = (part, self.loss_normalizers(part), old.select(rows))
-                _, stats = self.with_less_memory(self.forward_backward, *passed)
-            if i == self.updates_done == 0 and self.has_custom_objective:
-                check_first_update(self.objective, batch, old, stats)
-            steps.append(self.optimizer_step(stats))
-
-        row = update_metrics(batch, old, config, self.accelerator)
-        from marlhf_lite.training.critic_metrics import diagnose_critic
-
-        row |= diagnose_critic(
-            old.values, shape_scores(rollout, config), rollout.mask, self.accelerator
-        )
-        row |= {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]} | checked
-        self.finish_update(row, at_start)
+        row |= self.termination.metrics()
+        if hasattr(self.reward, "metrics"):
+            row |= self.reward.metrics()
+        row = self.loop.record(row, clock, rollout, macro_actions)
+        if self.state.updates_done == 1 or self.loop.is_due(self.config.checkpoint_every):
+            self.memory.run(lambda: sampler_checks.check_forms(self, rollout), alone=True)
         return row
 
-    # -- 1. rollout ---------------------------------------------------------------------------------------------------
+    # -- 1. rollout -------------------------------------------------------------------------------
 
     def generate_rollout(self, prompts: list[str]) -> Rollout:
         """Responses of the current policy, sorted by length, so that micro-batches need little padding."""
-        policy, process = self.models.policy.eval(), self.accelerator.process_index
-        names = tuple(
-            f"{self.seed}/{self.updates_done}/{process}/{row}" for row in range(len(prompts))
-        )
-        given = policy.model, self.tokenizer, prompts, replace(self.sampling, names=names)
-        remote, size = is_remote(self.sampler), self.generation_batch_size
-        with nullcontext() if remote else gathered_outside_layers(policy, root=self.actor_critic):
-            sample = (generate_in_batches, self.sampler, size, *given)
-            rollout, self.generation_batch_size = raise_on_all_ranks(*sample)
+        policy = self.models.policy.eval()
+        place = f"{self.seed}/{self.state.updates_done}/{self.accelerator.process_index}"
+        names = tuple(f"{place}/{row}" for row in range(len(prompts)))
+        sampling = replace(self.sampling, names=names)
+
+        if is_remote(self.sampler):
+            gathered = nullcontext()
+        else:
+            gathered = gathered_outside_layers(policy, root=self.actor_critic)
+        with gathered:
+            rollout, size = raise_on_all_ranks(
+                lambda: generate_in_batches(
+                    self.sampler,
+                    self.state.generation_batch.now,
+                    policy.model,
+                    self.tokenizer,
+                    prompts,
+                    sampling,
+                )
+            )
+        self.state.generation_batch.now = size
         self.models.policy.train()
         return rollout.sort_by_length()
 
-    # -- 2. scoring ---------------------------------------------------------------------------------------------------
+    # -- 2. scoring -------------------------------------------------------------------------------
 
     def score(self, rollout: Rollout) -> Rollout:
         """The rollout with log π_ref of its tokens [B, T], and scores and gold scores of its responses [B]."""
-        return self.with_less_memory(self._score, rollout, alone=not is_sharded(self.actor_critic))
+        return self.memory.run(lambda: self._score(rollout), alone=not self.is_sharded)
 
     @torch.no_grad()
     def _score(self, rollout: Rollout) -> Rollout:
-        logprobs = []
+        parts = []
         with self.accelerator.autocast():  # the precision that training has
             for rows in self._micro_batches(rollout):
                 part = rollout.select(rows).trim()
-                logprobs.append(rollout.widen(self.models.reference(*self._inputs(part))[0]))
+                logprobs, _ = self.models.reference(*self._inputs(part))
+                parts.append(rollout.widen(logprobs))
             scores = score_responses(self.reward, rollout)
+
+        gold = None
+        if self.gold:
+            gold = score_responses(FunctionReward(self.gold, "gold"), rollout).cpu()
+        turn_rewards = None
+        if isinstance(self.reward, EnvironmentReward):
+            turn_rewards = rollout.turn_rewards
         return replace(
             rollout,
-            ref_logprobs=torch.cat(logprobs).masked_fill(~rollout.mask, 0.0),
+            ref_logprobs=torch.cat(parts).masked_fill(~rollout.mask, 0.0),
             scores=scores,
-            turn_rewards=rollout.turn_rewards
-            if isinstance(self.reward, EnvironmentReward)
-            else None,
-            gold=score_responses(FunctionReward(self.gold, "gold"), rollout).cpu()
-            if self.gold
-            else None,
+            turn_rewards=turn_rewards,
+            gold=gold,
         )
 
     def _micro_batches(self, batch: Rollout | Batch) -> Sequence[slice]:
         """The rows of each pass through the models."""
-        size = self.micro_batch_size
+        size = self.state.micro_batch.now
         return [slice(start, start + size) for start in range(0, len(batch), size)]
 
-    def _inputs(self, part: Rollout) -> tuple:
+    def _inputs(self, part: Rollout) -> tuple[Tensor, Tensor, int, float]:
         """The arguments of policy, reference, and policy with critic."""
         return part.tokens, part.attention_mask, part.mask.shape[1], self.logprob_temperature
 
-    # -- 3. segmentation ----------------------------------------------------------------------------------------------
+    # -- 3. segmentation --------------------------------------------------------------------------
 
     def segment(
         self,
@@ -271,13 +331,16 @@ class PPOTrainer(Runner):
 
         Raises `InputError` if the rule does not segment them.
         """
-        rule, config = rule or self.termination, config or self.config
+        rule = rule or self.termination
+        config = config or self.config
         copy = rollout.copy()  # a rule may be a user's, and change what it gets
         context = self._context(copy)
         if rule.needs_outputs:  # one forward pass more
             context |= vars(self.all_outputs(rollout))
         macro_actions = macro.check_segmentation(rule(copy.mask, **context), rollout.mask)
-        return macro_actions.split_last_token() if config.last_token_alone else macro_actions
+        if config.last_token_alone:
+            return macro_actions.split_last_token()
+        return macro_actions
 
     def _context(self, rollout: Rollout) -> dict:
         """The arguments of every termination rule after the mask."""
@@ -285,11 +348,101 @@ class PPOTrainer(Runner):
             "token_ids": rollout.response_ids,
             "ref_logprobs": rollout.ref_logprobs,
             "tokenizer": self.tokenizer,
-            "step": self.updates_done,
+            "step": self.state.updates_done,
             "process": self.accelerator.process_index,
         }
 
-    # -- 4. and 5. passes through policy and critic -------------------------------------------------------------------
+    # -- 4. old outputs and advantages, and 5. optimisation ---------------------------------------
+
+    def learn(self, rollout: Rollout, macro_actions: macro.MacroActions) -> dict[str, float]:
+        """Steps 4 and 5 of an update: train on a scored and segmented rollout; returns the metrics.
+
+        They describe policy and critic before the update, and are means over its optimizer steps. Gradients and metrics
+        are those of all processes together.
+
+        Raises:
+            InputError: too many updates in a row were not finite, or the first one shows that something is wrong.
+        """
+        config = self.config
+        segmentation = macro.check_segmentation(macro_actions, rollout.mask)
+        batch = self.objective.batch(rollout, segmentation)
+        weights_before = self.safeguards.weights_before_update()
+        self._set_learning_rates()
+        epochs = config.critic_epochs if self._critic_learns_alone() else config.num_ppo_epochs
+
+        # Several minibatches, whitening and objectives that read other responses need all advantages before the first
+        # optimizer step. Where nothing does, the pass that gives the advantages is also the pass of that step.
+        needs_all_first = config.num_mini_batches > 1 or config.whiten or self.has_custom_objective
+        if needs_all_first:
+            old, steps, sampler_row = self.learn_in_epochs(batch, epochs)
+        else:
+            old, steps, sampler_row = self.learn_from_first_pass(batch, epochs)
+
+        row = update_metrics(batch, old, config, self.accelerator)
+        scores = shape_scores(rollout, config)
+        row |= diagnose_critic(old.values, scores, rollout.mask, self.accelerator)
+        row |= mean_over_steps(steps)
+        row |= sampler_row
+        self.safeguards.check_update(row, weights_before)
+        self.state.updates_done += 1
+        return row
+
+    def learn_in_epochs(self, batch: Batch, epochs: int) -> Learned:
+        """Steps 4 and 5 as Algorithm 1 has them: the advantages of all responses, then epochs of minibatches."""
+        # 4. Old outputs and advantages, by the policy that sampled (section 3.2.2, Appendices D.1 and E).
+        outputs = self.memory.run(lambda: self.all_outputs(batch.rollout))
+        old = self.objective.advantages(batch, outputs)
+        sampler_row = self._check_sampler(batch.rollout, old)
+        if self.config.whiten:
+            whitened = macro.whiten(old.advantages, batch.steps.mask, self.accelerator.reduce)
+            old = replace(old, advantages=whitened)
+
+        # 5. Optimisation: clipped losses of policy and critic (section 3.2.2, Appendix E).
+        steps: list[dict[str, float]] = []
+        for _ in range(epochs):
+            for rows in self._minibatches(len(batch)):
+                losses = self._add_gradients(batch.select(rows), old.select(rows))
+                is_first_step = self.state.updates_done == 0 and not steps
+                if is_first_step and self.has_custom_objective:
+                    check_first_update(self.objective, batch, old, losses)
+                steps.append(self.optimizer_step(losses))
+        return old, steps, sampler_row
+
+    def learn_from_first_pass(self, batch: Batch, epochs: int) -> Learned:
+        """Steps 4 and 5 in one pass less: with one minibatch, the policy of the first optimizer step is the old one."""
+        normalizers = self.loss_normalizers(batch)
+        old, losses = self.memory.run(lambda: self.forward_backward(batch, normalizers))
+        sampler_row = self._check_sampler(batch.rollout, old)
+        steps = [self.optimizer_step(losses)]
+        for _ in range(epochs - 1):
+            losses = self._add_gradients(batch, old)
+            steps.append(self.optimizer_step(losses))
+        return old, steps, sampler_row
+
+    def _critic_learns_alone(self) -> bool:
+        return self.state.updates_done < self.config.critic_warmup
+
+    def _minibatches(self, count: int) -> Sequence[Tensor]:
+        """The rows of each optimizer step of an epoch."""
+        if self.config.num_mini_batches == 1:
+            # The order changes nothing: keep responses of like length together.
+            return [torch.arange(count)]
+        return torch.randperm(count).tensor_split(min(self.config.num_mini_batches, count))
+
+    def _check_sampler(self, rollout: Rollout, old: Experience) -> dict[str, float]:
+        """Metrics of how far the sampler is from the policy. Raises `ServerError` if another policy has sampled."""
+        with named_errors("sampler", getattr(self.sampler, "name", "")):
+            return sampler_checks.check_sampled(
+                rollout, self.models.policy, old.logprobs, self.accelerator
+            )
+
+    # -- passes through policy and critic ---------------------------------------------------------
+
+    def _add_gradients(self, batch: Batch, old: Experience) -> dict[str, Tensor]:
+        """Add up the gradients of an optimizer step on these responses; returns the stats of its losses."""
+        normalizers = self.loss_normalizers(batch)
+        _, losses = self.memory.run(lambda: self.forward_backward(batch, normalizers, old))
+        return losses
 
     def forward_backward(
         self, batch: Batch, normalizers: Tensor, old: Experience | None = None
@@ -298,38 +451,50 @@ class PPOTrainer(Runner):
 
         Without `old` the policy is the one that sampled: its outputs become old ones, and advantages follow from them.
         """
-        parts, stats, micro_batches = [], {}, self._micro_batches(batch)
-        for i, rows in enumerate(micro_batches):
-            part, sums = (
-                batch.select(rows),
-                is_sharded(self.actor_critic) or i == len(micro_batches) - 1,
-            )
-            # Processes add up their gradients with the last micro-batch alone; FSDP2 would keep them whole until then.
-            sync = nullcontext() if sums else self.accelerator.no_sync(self.actor_critic)
+        # DDP averages gradients over processes, while the normalizers are global: hence the first factor.
+        scale = self.accelerator.num_processes * self.loss_scale
+        old_parts = []
+        stats: dict[str, Tensor] = {}
+        micro_batches = self._micro_batches(batch)
+        for rows in micro_batches:
+            part = batch.select(rows)
+            is_last = rows == micro_batches[-1]
+            # Processes add up their gradients with the last micro-batch alone.
+            sync = nullcontext() if is_last else self._no_sync()
             with sync:
                 outputs = self.compute_outputs(part.rollout)
-                parts.append(old.select(rows) if old else self.objective.advantages(part, outputs))
-                loss, part_stats = self.objective.losses(part, outputs, parts[-1], normalizers)
-                # DDP averages gradients over processes, while the normalizers are global: hence the first factor.
-                self.accelerator.backward(loss * (self.accelerator.num_processes * self.loss_scale))
-            stats = {name: stats.get(name, 0.0) + x for name, x in part_stats.items()}
-        return Experience.concatenate(parts), stats
+                if old is None:
+                    old_part = self.objective.advantages(part, outputs)
+                else:
+                    old_part = old.select(rows)
+                loss, part_stats = self.objective.losses(part, outputs, old_part, normalizers)
+                self.accelerator.backward(loss * scale)
+            old_parts.append(old_part)
+            for name, value in part_stats.items():
+                stats[name] = stats.get(name, 0.0) + value
+        return Experience.concatenate(old_parts), stats
+
+    def _no_sync(self) -> AbstractContextManager:
+        """A block in which each process keeps its gradients to itself; FSDP2 would keep them whole until its end."""
+        if self.is_sharded:
+            return nullcontext()
+        return self.accelerator.no_sync(self.actor_critic)
 
     @torch.no_grad()
     def all_outputs(self, rollout: Rollout) -> ModelOutputs:
         """Outputs of the policy that sampled and of the critic, in micro-batches; no gradient."""
-        parts = [
-            self.compute_outputs(rollout.select(rows)) for rows in self._micro_batches(rollout)
-        ]
-        return ModelOutputs(
-            *(torch.cat(x) for x in zip(*(vars(part).values() for part in parts), strict=True))
-        )
+        micro_batches = self._micro_batches(rollout)
+        parts = [self.compute_outputs(rollout.select(rows)) for rows in micro_batches]
+        return ModelOutputs.concatenate(parts)
 
     def compute_outputs(self, rollout: Rollout) -> ModelOutputs:
         """One forward pass of policy and critic, with gradients if they are on."""
         part = rollout.trim()
         outputs = self.actor_critic(*self._inputs(part))
-        return ModelOutputs(*(rollout.widen(x.masked_fill(~part.mask, 0.0)) for x in outputs))
+        logprobs, entropy, values = (
+            rollout.widen(output.masked_fill(~part.mask, 0.0)) for output in outputs
+        )
+        return ModelOutputs(logprobs, entropy, values)
 
     def loss_normalizers(self, batch: Batch) -> Tensor:
         """[3] counts of the whole optimizer step over all processes; see `Objective.counts`.
@@ -338,38 +503,33 @@ class PPOTrainer(Runner):
         """
         return self.accelerator.reduce(self.objective.counts(batch), reduction="sum")
 
-    # -- 5. optimisation ----------------------------------------------------------------------------------------------
+    # -- optimizer steps --------------------------------------------------------------------------
 
-    def _minibatches(self, count: int) -> Sequence[Tensor]:
-        """The rows of each optimizer step of an epoch."""
-        if self.config.num_mini_batches == 1:
-            # the order changes nothing: keep responses of like length together
-            return [torch.arange(count)]
-        return torch.randperm(count).tensor_split(min(self.config.num_mini_batches, count))
-
-    def optimizer_step(self, stats: dict[str, Tensor]) -> dict[str, float]:
+    def optimizer_step(self, losses: dict[str, Tensor]) -> dict[str, float]:
         """Clip gradients of policy and critic separately; step if losses and gradients are finite; return metrics."""
         self.accelerator.unscale_gradients()
         if self.loss_scale != 1.0:
             for parameter in chain(*self.parameters.values()):
                 parameter.grad /= self.loss_scale
-        most = self.config.max_grad_norm
-        norms = {
-            x: full_tensor(torch.nn.utils.clip_grad_norm_(ps, most))
-            for x, ps in self.parameters.items()
-        }
+        norms = {}
+        for role, parameters in self.parameters.items():
+            norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)
+            norms[f"{role}_grad_norm"] = full_tensor(norm)
+
         # The one place of an optimizer step where the CPU waits for the device, and processes for each other.
-        row = sum_over_processes(stats, self.accelerator)
-        row |= {f"{role}_grad_norm": float(norm) for role, norm in norms.items()}
-        skip = not all(map(math.isfinite, row.values()))
-        if self.updates_done < self.config.critic_warmup:  # the critic learns alone at first
+        row = sum_over_processes(losses, self.accelerator)
+        row |= {name: float(norm) for name, norm in norms.items()}
+        is_finite = all(map(math.isfinite, row.values()))
+
+        if self._critic_learns_alone():
             for parameter in self.parameters["policy"]:
                 parameter.grad = None
-        # the scaler of fp16 leaves such steps out by itself
-        if not skip or self.accelerator.scaler is not None:
+        # The scaler of fp16 leaves steps that are not finite out by itself.
+        if is_finite or self.accelerator.scaler is not None:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return row | {"skipped_steps": float(skip)}
+        row["skipped_steps"] = float(not is_finite)
+        return row
 
     def _set_learning_rates(self) -> None:
         """Each role's schedule counts the updates in which it moves, however many optimizer steps each has.
@@ -378,7 +538,87 @@ class PPOTrainer(Runner):
         policy counts from the first update after `critic_warmup`, so its own warm-up is the same with and without it.
         """
         for group in self.optimizer.param_groups:
-            waits = self.config.critic_warmup if group["name"] == "policy" else 0
-            done = max(self.updates_done - waits, 0)  # while it waits it has no gradient
+            role = group["name"]
+            waits = self.config.critic_warmup if role == "policy" else 0
+            done = max(self.state.updates_done - waits, 0)  # while it waits it has no gradient
             share = learning_rate_share(self.config, done, self.total_updates - waits)
-            group["lr"] = self.learning_rates[group["name"]] * share
+            group["lr"] = self.learning_rates[role] * share
+
+    # -- the run: what it has recorded, its memory, checkpoints and models --------------------------
+
+    @property
+    def history(self) -> list[dict]:
+        """The metrics of each update so far."""
+        return self.logger.history
+
+    @property
+    def updates_done(self) -> int:
+        """How many updates are done."""
+        return self.state.updates_done
+
+    @updates_done.setter
+    def updates_done(self, count: int) -> None:
+        self.state.updates_done = count
+
+    @property
+    def micro_batch_size(self) -> int:
+        """How many responses go through the models together; 0 before `fit_micro_batch_size`."""
+        return self.state.micro_batch.now
+
+    @micro_batch_size.setter
+    def micro_batch_size(self, size: int) -> None:
+        self.state.micro_batch.now = size
+
+    @property
+    def gradient_checkpointing(self) -> bool | str:
+        """Whether policy and critic recompute activations; "auto" before a dry run has decided."""
+        return self.state.gradient_checkpointing
+
+    def fit_micro_batch_size(self) -> int:
+        """Set `micro_batch_size` to the largest that fits, found by dry runs; returns it."""
+        return self.memory.fit_micro_batch(self._dry_run)
+
+    def _rows_per_step(self) -> int:
+        """Responses of an optimizer step in this process."""
+        minibatch = self.config.batch_size // self.config.num_mini_batches
+        return max(minibatch // self.accelerator.num_processes, 1)
+
+    def _dry_run(self) -> None:
+        """Two micro-batches of the longest possible responses, the second on top of the first one's gradients."""
+        # Beside them is what the optimizer will hold: Adam's two moments of each weight.
+        weights = [*chain(*self.parameters.values())]
+        moments = [torch.empty_like(weight) for weight in weights * 2]
+        rollout = longest_rollout(
+            rows=min(2 * self.state.micro_batch.now, self._rows_per_step()),
+            prompt_tokens=max(map(len, encode_prompts(self.tokenizer, self.prompts))),
+            response_tokens=longest_response(
+                self.sampler, self.tokenizer, self.sampling.max_new_tokens
+            ),
+            token=self.tokenizer.eos_token_id,
+            device=self.accelerator.device,
+        )
+        single_tokens = macro.FixedNGram(1)(rollout.mask)  # the most that segmentation can need
+        batch = self.objective.batch(rollout, single_tokens)
+        with self._no_sync():  # processes may differ in how often they try
+            self.forward_backward(batch, self.objective.counts(batch))
+        del moments
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _save_checkpoint(self) -> None:
+        self.checkpoints.save(self.actor_critic, self.optimizer, self.state.counters())
+
+    def _resume(self) -> None:
+        """Continue from the last checkpoint. Raises `InputError` if there is none, or if it does not fit."""
+        if self.checkpoints is None:
+            raise InputError(
+                "resume: a trainer without a run folder has no checkpoints: give it one"
+            )
+        counters = self.checkpoints.load(self.actor_critic, self.optimizer)
+        self.state.restore(counters)
+        if self.state.gradient_checkpointing is True:
+            self.memory.recompute_activations()
+        self.logger.reload(self.state.updates_done)
+
+    def save(self, folder: Path) -> None:
+        """Save policy and critic as adapter folders (or full models), with the tokenizer."""
+        save_models(Path(folder), self.models, self.actor_critic, self.tokenizer, self.accelerator)

@@ -1,19 +1,61 @@
 """Safeguards of a PPO run: batches that cannot be divided, a wrong start, numbers that are not finite."""
 
 import math
+from dataclasses import dataclass
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from marlhf_lite.config.method import PPOConfig
+from marlhf_lite.config.method import PPOConfig, PPOTrainerConfig
 from marlhf_lite.training.distributed import local_tensor
+from marlhf_lite.training.run_state import RunState
 from marlhf_lite.utils.errors import InputError
 
 NONFINITE_IN_ROW = 3  # skipped updates in a row at which a run gives up
 # nats per token: beyond this at the first update, the policy did not start from the reference
 START_KL = 0.05
+
+
+Weights = dict[str, list[Tensor]]  # by role
+
+
+@dataclass(kw_only=True)
+class Safeguards:
+    """Watches the updates of PPO, and ends a run that does not work."""
+
+    config: PPOTrainerConfig
+    parameters: dict[str, list[nn.Parameter]]  # those that train, by role
+    state: RunState  # how far the run is; skipped updates are counted there
+    accelerator: Accelerator  # a scaler, as float16 needs it, leaves out steps by itself
+
+    def weights_before_update(self) -> Weights | None:
+        """Some weights, before the first update of the critic and of the policy; None before any other."""
+        is_first = self.state.updates_done in (0, self.config.critic_warmup)
+        return some_weights(self.parameters) if is_first else None
+
+    def check_update(self, row: dict[str, float], weights_before: Weights | None) -> None:
+        """Raise `InputError` if an update with these metrics shows that the run does not work."""
+        if weights_before and not row["skipped_steps"]:
+            self._check_moved(row, weights_before)
+
+        is_skipped = row["skipped_steps"] > 0 and self.accelerator.scaler is None
+        if self.state.updates_done == 0 and not is_skipped:
+            check_start(row["kl_k3"], row["response_length"])
+        self.state.nonfinite_in_row = self.state.nonfinite_in_row + 1 if is_skipped else 0
+        check_nonfinite(self.state.nonfinite_in_row, row)
+
+    def _check_moved(self, row: dict[str, float], weights_before: Weights) -> None:
+        # If all scores are 0, a head of zero is right, and nothing is to be learned.
+        rates = {}
+        critic_learns_alone = self.state.updates_done < self.config.critic_warmup
+        if row["advantage_rms"] and not critic_learns_alone:
+            rates["policy"] = "--policy_learning_rate"
+        if row["value_loss"]:
+            rates["critic"] = "--critic_learning_rate"
+        fix = "; with a custom --objective, build its loss on `outputs` (`old` has no gradient)"
+        check_moved(weights_before, self.parameters, rates, fix)
 
 
 def count_updates(config: PPOConfig, prompts: int, accelerator: Accelerator) -> int:

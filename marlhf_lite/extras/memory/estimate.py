@@ -21,8 +21,8 @@ from marlhf_lite.config.support import refuse
 from marlhf_lite.models.architectures import known_config
 from marlhf_lite.models.loading import NO_CODE, model_path
 from marlhf_lite.models.logprobs import MAX_LOGITS
+from marlhf_lite.training.memory_limit import FEW_ROWS
 from marlhf_lite.training.rollout import MERGED_SHARE
-from marlhf_lite.training.runner import FEW_ROWS
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.less_memory import rows_a_pass
 from marlhf_lite.utils.tables import markdown

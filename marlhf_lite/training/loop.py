@@ -1,0 +1,115 @@
+"""The loop around PPO's updates: the order of prompts, records, held-out tests, checkpoints, and when a run stops.
+
+It knows nothing of the method: it is handed the update, and what it calls between two of them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from accelerate import Accelerator
+from tqdm.auto import tqdm
+
+from marlhf_lite.config.method import PPOTrainerConfig
+from marlhf_lite.macro import MacroActions
+from marlhf_lite.training.logging import SAMPLES, RunLogger
+from marlhf_lite.training.metrics import Clock
+from marlhf_lite.training.rollout import Rollout, prompt_batches
+from marlhf_lite.training.run_state import RunState
+from marlhf_lite.utils.errors import InputError, ServerError
+from marlhf_lite.utils.random_states import random_states, set_random_states
+
+SHOWN = ("score_mean", "gold_mean", "kl_k3")  # metrics in the progress bar
+
+Update = Callable[[list[str]], dict[str, float]]  # prompts -> metrics
+
+
+@dataclass(kw_only=True)
+class TrainingLoop:
+    """Makes the updates of a run, one after another."""
+
+    config: PPOTrainerConfig
+    prompts: Sequence[str]
+    state: RunState  # how far the run is; the update counts itself there
+    total_updates: int
+    logger: RunLogger
+    accelerator: Accelerator
+    save_checkpoint: Callable[[], None] | None  # of the present state; None without a folder
+    test_held_out: Callable[[], dict[str, float]] | None  # scores on held-out prompts
+
+    def run(self, update: Update, asked_to_stop: Callable[[], bool]) -> None:
+        """Call `update` on batch after batch, until all are done or there is a reason to stop."""
+        batches = self._batches_to_come()
+        history = self.logger.history
+        stop = bool(history) and self._is_beyond_kl_ceiling(history[-1])
+        with self._progress_bar() as bar:
+            while not stop and self.state.updates_done < self.total_updates:
+                row = self._update_or_save(update, next(batches))
+                bar.set_postfix({name: f"{row[name]:z.2f}" for name in SHOWN if name in row})
+                bar.update()
+
+                stop = self._is_beyond_kl_ceiling(row)
+                if self.test_held_out and self.is_due(self.config.eval_every, last=stop):
+                    self.logger.log_held_out(self.state.updates_done, self.test_held_out())
+                stop = asked_to_stop() or stop
+                if self.save_checkpoint and self.is_due(self.config.checkpoint_every, last=stop):
+                    self.save_checkpoint()
+
+    def record(
+        self, row: dict[str, float], clock: Clock, rollout: Rollout, macro_actions: MacroActions
+    ) -> dict[str, float]:
+        """Log an update's metrics and some of its responses; return the metrics, with counts and times."""
+        update = self.state.updates_done
+        self.state.generated_tokens += row["tokens"]
+        seconds = clock.total()
+        row = {"update": update} | row
+        row["generated_tokens"] = self.state.generated_tokens
+        row["tokens_per_second"] = row["tokens"] / seconds
+        row["seconds"] = seconds
+        for phase, spent in clock.seconds.items():
+            row[f"seconds_{phase}"] = spent
+        self.logger.log_update(row)
+
+        # Responses are sorted by length: short and long ones.
+        shown = slice(None, None, max(len(rollout) // SAMPLES, 1))
+        self.logger.log_samples(update, rollout.select(shown), macro_actions.select(shown))
+        return row
+
+    def is_due(self, every: int, *, last: bool = False) -> bool:
+        """Whether work is due that is done every `every` updates (0: never), and after the last one."""
+        done = self.state.updates_done
+        return every > 0 and (done % every == 0 or last or done == self.total_updates)
+
+    def _batches_to_come(self) -> Iterator[list[str]]:
+        # Batches follow from the seed, so the number of updates is the position in the data.
+        batches = prompt_batches(self.prompts, self.config, self.accelerator, self.config.seed)
+        return islice(batches, self.state.updates_done, None)
+
+    def _progress_bar(self) -> tqdm:
+        return tqdm(
+            total=self.total_updates,
+            initial=self.state.updates_done,
+            desc=self.logger.name,
+            disable=not self.accelerator.is_local_main_process,
+        )
+
+    def _update_or_save(self, update: Update, prompts: list[str]) -> dict[str, float]:
+        """An update; if a server or environment fails, a checkpoint is written from which the run continues."""
+        states = random_states()
+        try:
+            return update(prompts)
+        except ServerError as error:
+            message = f"update {self.state.updates_done + 1}: {error}"
+            if self.save_checkpoint:
+                set_random_states(states)
+                self.save_checkpoint()
+                message += "; --resume continues from here"
+            raise InputError(message) from error
+
+    def _is_beyond_kl_ceiling(self, row: dict[str, float]) -> bool:
+        ceiling = self.config.kl_ceiling
+        if not ceiling or row["skipped_steps"] or row["kl_k1"] <= ceiling:
+            return False
+        reason = f"KL {row['kl_k1']:.1f} is beyond --kl_ceiling {ceiling:g}"
+        self.logger.write_line(f"{self.logger.name}: stopped at update {row['update']}: {reason}")
+        return True

@@ -1,0 +1,117 @@
+"""Passes that fit into memory: fewer rows at a time, and activations that are recomputed instead of kept."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+
+from marlhf_lite.models.actor_critic import PPOModels, checkpoint_activations
+from marlhf_lite.training.logging import RunLogger
+from marlhf_lite.training.rollout import Rollout
+from marlhf_lite.training.run_state import RunState
+from marlhf_lite.utils.less_memory import with_less_memory
+
+Result = TypeVar("Result")
+FEW_ROWS = 4  # in a pass; recomputation costs more than what a GPU gains by passes of more rows
+
+
+@dataclass(kw_only=True)
+class MemoryLimit:
+    """Keeps the passes of a run within memory, and its `state` up to date with what that took."""
+
+    state: RunState
+    models: PPOModels  # policy and critic recompute activations if it must be
+    optimizer: torch.optim.Optimizer  # gradients are dropped when a pass is tried again
+    accelerator: Accelerator
+    logger: RunLogger
+    rows_per_step: int  # of an optimizer step in this process: the largest useful micro-batch
+    is_sharded: bool  # whether FSDP2 shards the models
+
+    def run(self, work: Callable[[], Result], *, alone: bool = False) -> Result:
+        """Return `work()`, done again with half the micro-batch each time that memory ends.
+
+        `work` reads the size from the state, and its result does not depend on it. `alone`: no other process waits
+        for this one in the middle of it. Raises `InputError` if one row does not fit, or if others wait.
+        """
+
+        def attempt(size: int) -> Result:
+            self.state.micro_batch.now = size
+            return work()
+
+        is_alone = alone or self.accelerator.num_processes == 1
+        return self._halving(attempt, self.state.micro_batch.now, alone=is_alone)
+
+    def fit_micro_batch(self, dry_run: Callable[[], None]) -> int:
+        """Set the micro-batch to the largest for which `dry_run()` fits (`--micro_batch_size 0`); return it.
+
+        Dry runs decide `--gradient_checkpointing auto`, too: activations are recomputed if fewer rows than asked for,
+        or fewer than `FEW_ROWS` of any number, fit without it. Nobody can try again under FSDP2, which recomputes.
+        """
+        asked = self.state.micro_batch.now
+        most = asked or self.rows_per_step
+        least = min(asked or FEW_ROWS, self.rows_per_step)
+        is_undecided = self.state.gradient_checkpointing == "auto"
+
+        def attempt(size: int) -> None:
+            self.state.micro_batch.now = size
+            is_few = size < least or self.is_sharded
+            if self.state.gradient_checkpointing == "auto" and is_few:
+                self.recompute_activations()
+            dry_run()
+
+        is_alone = self.accelerator.num_processes == 1 or not self.is_sharded
+        self._halving(attempt, most, alone=is_alone)
+        if is_undecided and self._some_process_recomputes():
+            self.recompute_activations()
+            self._halving(attempt, most, alone=is_alone)  # more rows fit now
+
+        recomputes = self.state.gradient_checkpointing is True
+        self.state.gradient_checkpointing = recomputes
+        size = min(gather_object([self.state.micro_batch.now]))
+        self.state.micro_batch.now = size
+        line = f"micro_batch_size {size}: the most that fits of {most} of the longest responses"
+        if is_undecided:
+            line += f" (gradient_checkpointing {recomputes})"
+        self.logger.write_line(line)
+        return size
+
+    def recompute_activations(self) -> None:
+        """From now on policy and critic recompute activations in the backward pass."""
+        self.state.gradient_checkpointing = True
+        for role in (self.models.policy, self.models.critic):
+            checkpoint_activations(role.model)
+
+    def _some_process_recomputes(self) -> bool:
+        return any(gather_object([self.state.gradient_checkpointing is True]))
+
+    def _halving(self, attempt: Callable[[int], Result], size: int, *, alone: bool) -> Result:
+        result, _ = with_less_memory(
+            attempt,
+            size,
+            "--micro_batch_size {}",
+            alone=alone,
+            start_over=self.optimizer.zero_grad,
+        )
+        return result
+
+
+def longest_rollout(
+    rows: int, prompt_tokens: int, response_tokens: int, token: int, device: torch.device | str
+) -> Rollout:
+    """A scored rollout of `rows` responses that fill every column: what needs most memory."""
+    tokens = torch.full((rows, prompt_tokens + response_tokens), token, device=device)
+    mask = torch.ones(rows, response_tokens, dtype=torch.bool, device=device)
+    texts = [""] * rows
+    return Rollout(
+        prompts=texts,
+        responses=texts,
+        tokens=tokens,
+        attention_mask=torch.ones_like(tokens),
+        mask=mask,
+        ended=mask[:, 0],
+        ref_logprobs=torch.zeros(rows, response_tokens, device=device),
+        scores=torch.zeros(rows, device=device),
+    )
