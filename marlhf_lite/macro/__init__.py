@@ -17,12 +17,14 @@ Functions raise `InputError` (a ValueError), which names the argument, for a wro
 one out of range.
 """
 
-import importlib
-from typing import Any
-
 from marlhf_lite.macro.actions import MacroActions
 from marlhf_lite.macro.advantages import gae, whiten
+from marlhf_lite.macro.lambdas import adaptive_lam, border_lam
+from marlhf_lite.macro.largest_change import LargestChange
+from marlhf_lite.macro.lengths import Listed, RandomizedNGram, Shuffled
 from marlhf_lite.macro.losses import average, policy_loss, value_loss
+from marlhf_lite.macro.perplexity import Perplexity
+from marlhf_lite.macro.summary import boundary_f1, describe
 from marlhf_lite.macro.termination import (
     FixedNGram,
     TerminationRule,
@@ -32,22 +34,3 @@ from marlhf_lite.macro.termination import (
     check_segmentation,
 )
 from marlhf_lite.macro.values import kl_per_token, kl_rewards, macro_rewards, macro_values
-
-# What an update of MA-PPO does not need, unless an option asks: imported at its first use.
-_ON_DEMAND = {
-    "LargestChange": "largest_change",
-    "Listed": "lengths",
-    "Perplexity": "perplexity",
-    "RandomizedNGram": "lengths",
-    "Shuffled": "lengths",
-    "adaptive_lam": "lambdas",
-    "border_lam": "lambdas",
-    "boundary_f1": "summary",
-    "describe": "summary",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _ON_DEMAND:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_ON_DEMAND[name]}"), name)
