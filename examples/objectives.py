@@ -102,8 +102,8 @@ class SamplerWeights(Objective):
     most = 3.0
 
     def policy_loss(self, batch, outputs, old, count):
-        # as after --resume with --sampler generate
-        if (sampled := batch.rollout.sampled_logprobs) is None:
+        sampled = batch.rollout.sampled_logprobs
+        if sampled is None:  # as after --resume with --sampler generate
             return super().policy_loss(batch, outputs, old, count)
         weights = (old.logprobs - sampled).exp().clamp(max=self.most)  # [B, T]
         gain = weights * batch.steps.broadcast(old.advantages)

@@ -66,12 +66,12 @@ def test_loading_gives_back_what_was_saved(make, run, changes):
     other = make(again(run), updates=10, checkpoint_every=1, **changes)
     torch.rand(7), random.random(), numpy.random.rand()
     other._resume()
-    assert same(state(other), saved) and other.counters == made.counters
+    assert same(state(other), saved) and other.state == made.state
     assert (
         torch.equal(torch.rand(3), drawn[0]) and [random.random(), numpy.random.rand()] == drawn[1:]
     )
     assert (
-        other.generated_tokens == made.generated_tokens > 0
+        other.state.generated_tokens == made.state.generated_tokens > 0
         and other.history == again(run).metrics()
     )
 
@@ -173,7 +173,7 @@ def test_more_updates_are_those_of_a_longer_run(make, run, tmp_path):
     whole = make(RunFolder.create(tmp_path / "whole", {}), updates=5, **options)
     whole.train()
     assert timeless(longer.history) == timeless(whole.history) and len(whole.history) == 5
-    assert same(state(longer), state(whole)) and longer.counters == whole.counters
+    assert same(state(longer), state(whole)) and longer.state == whole.state
 
 
 def test_a_smaller_number_of_responses_at_a_time_stays(make, run, tmp_path):
@@ -188,12 +188,12 @@ def test_a_smaller_number_of_responses_at_a_time_stays(make, run, tmp_path):
     made.train(asked_to_stop=lambda: made.updates_done == 2)
     asked = make(again(run), updates=4, generation_batch_size=1)
     asked._resume()
-    assert asked.generation_batch_size == 1
+    assert asked.state.generation_batch.now == 1
     longer = make(again(run), updates=4)
     whole = make(RunFolder.create(tmp_path / "whole", {}), updates=4, generation_batch_size=2)
     assert (
         timeless(longer.train(resume=True)) == timeless(whole.train())
-        and longer.generation_batch_size == 2
+        and longer.state.generation_batch.now == 2
     )
 
 

@@ -295,6 +295,15 @@ def test_wrong_names_of_objectives(folder, name, parts):
     )
 
 
+def test_two_classes_are_to_be_written_as_one(folder):
+    name = "my_objective:MonteCarlo,vapo,mine:NaN"
+    fails(
+        lambda: make_objective(PPOTrainerConfig(objective=name)),
+        "--objective mine:NaN: a second class",
+        "inherits from both",
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "option", "value"),
     [

@@ -16,7 +16,7 @@ from marlhf_lite.config.method import PPOTrainerConfig
 from marlhf_lite.evaluation.statistics import Interval, percentile_interval
 from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.training.experience import ModelOutputs
-from marlhf_lite.training.objectives import combined
+from marlhf_lite.training.objectives import build_objective
 from marlhf_lite.training.rollout import Rollout
 
 RESAMPLES = 10_000
@@ -34,7 +34,7 @@ def token_advantages(
         PPOTrainerConfig(n=str(n), sigma=sigma, lam=lam),
         torch.zeros(rollout.mask.shape),
     )
-    made = combined(objective)(options)
+    made = build_objective(objective, options)
     from_reference = Rollout(**vars(rollout) | {"ref_logprobs": zeros})
     batch = made.batch(from_reference, make_rule(options)(rollout.mask))
     old = made.advantages(batch, ModelOutputs(zeros, zeros, values.masked_fill(~rollout.mask, 0.0)))

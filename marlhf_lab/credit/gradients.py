@@ -32,7 +32,7 @@ from marlhf_lite.macro import TerminationRule, Whole, kl_per_token
 from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.training.experience import Batch, ModelOutputs
 from marlhf_lite.training.objective import Objective
-from marlhf_lite.training.objectives import combined
+from marlhf_lite.training.objectives import build_objective
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import shape_scores
 from marlhf_lite.training.rollout import (
@@ -55,8 +55,8 @@ class Estimator:
 
     @property
     def objective(self) -> Objective:
-        # a ladder also changes what has no effect
-        return combined(self.config.objective)(self.config)
+        # Not `make_objective`: a ladder also changes what has no effect.
+        return build_objective(self.config.objective, self.config)
 
     def batch(self, trainer: PPOTrainer, rollout: Rollout) -> Batch:
         """The trainer's rollout, segmented by this estimator's rule."""
@@ -156,7 +156,7 @@ def total_returns(trainer: PPOTrainer, rollout: Rollout) -> Tensor:
         logprobs = trainer.compute_outputs(batch).logprobs
         kl.append(
             kl_per_token(
-                logprobs, batch.ref_logprobs, batch.mask, trainer.objective.kl_estimator
+                logprobs, batch.ref_logprobs, batch.mask, trainer.objective.variant.kl_estimator
             ).sum(1)
         )
     return scores - trainer.config.kl_coef * torch.cat(kl).to(scores)

@@ -1,7 +1,8 @@
 """What an update of PPO optimises, in four equations: rewards, advantages, and the two losses.
 
-A subclass changes one of them: `rewards`, `estimate`, `policy_loss` or `value_loss`; `examples/my_objective.py` is one.
-The trainer takes it as `objective=`, the command line as `--objective package.module:Class`.
+Published forms of them have names (see `objectives`), and a `Variant` says which of these forms are used. A subclass
+changes an equation in another way: `rewards`, `estimate`, `policy_loss` or `value_loss`; `examples/my_objective.py` is
+one. The trainer takes it as `objective=`, the command line as `--objective package.module:Class`.
 """
 
 from dataclasses import dataclass
@@ -23,6 +24,22 @@ OUR_STATS = ("clip_fraction", "approx_kl", "count")  # of `macro.policy_loss` an
 
 
 @dataclass(frozen=True)
+class Variant:
+    """The form of each equation; the defaults are MA-PPO's."""
+
+    #: Every token has its own value, and λ counts at the bounds of macro actions.
+    steps_are_tokens: bool = False
+    #: λ of the advantages is 1 − 1 / (α · macro actions) of each response, instead of `--lam`.
+    alpha: float | None = None
+    #: λ of the returns, to which the critic regresses, if it is not that of the advantages.
+    critic_lam: float | None = None
+    #: Of the losses: over all tokens (or macro actions), or over each "response" first.
+    mean: str = "token"
+    #: Of the KL penalty: k1 is the log-ratio d itself, k3 is exp(−d) − 1 + d.
+    kl_estimator: str = "k1"
+
+
+@dataclass(frozen=True)
 class Objective:
     """MA-PPO's equations, for steps 4 and 5 of an update: functions of tensors, without models and processes.
 
@@ -30,23 +47,29 @@ class Objective:
     """
 
     config: PPOTrainerConfig
-
-    # : in the losses, over all tokens (or macro actions), or over each response first
-    mean = "token"
-    kl_estimator = "k1"  #: of the KL penalty; k1 is the log-ratio itself
-    user_name = ""  #: the value of `--objective`, if it names a user's class
+    variant: Variant = Variant()
+    user_name: str = ""  #: the value of `--objective`, if it names a user's class
 
     # -- the equations ------------------------------------------------------------------------------------------------
 
     def rewards(self, batch: Batch, outputs: ModelOutputs) -> Tensor:
         """R_τ [B, S]: r_t = −β (log π_old − log π_ref) of a step's tokens, and the score on the last step (3.2.2)."""
-        config, rollout = self.config, batch.rollout
+        config = self.config
+        rollout = batch.rollout
         token_rewards = macro.kl_rewards(
-            outputs.logprobs, rollout.ref_logprobs, rollout.mask, config.kl_coef, self.kl_estimator
+            outputs.logprobs,
+            rollout.ref_logprobs,
+            rollout.mask,
+            config.kl_coef,
+            self.variant.kl_estimator,
         )
-        scores = shape_scores(rollout, config)
         return macro.macro_rewards(
-            token_rewards, scores, batch.steps, config.reward_pooling, config.rho, config.sigma
+            token_rewards,
+            shape_scores(rollout, config),
+            batch.steps,
+            config.reward_pooling,
+            config.rho,
+            config.sigma,
         )
 
     def estimate(self, rewards: Tensor, values: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -54,7 +77,10 @@ class Objective:
 
         δ_τ = R_τ + γ V(ω_{τ+1}) − V(ω_τ),  Â_τ = Σ_k (γλ)^k δ_{τ+k}.
         """
-        return self.gae(rewards, values, batch, self.lam(batch))
+        advantages, returns = self.gae(rewards, values, batch, self.lam(batch))
+        if self.variant.critic_lam is not None:  # with 1, returns are the plain sum of rewards
+            _, returns = self.gae(rewards, values, batch, self.variant.critic_lam)
+        return advantages, returns
 
     def policy_loss(
         self, batch: Batch, outputs: ModelOutputs, old: Experience, count: Tensor
@@ -73,7 +99,7 @@ class Objective:
             clip=self.config.cliprange,
             ratio=self.config.ratio,
             normalizer=count,
-            mean=self.mean,
+            mean=self.variant.mean,
         )
 
     def value_loss(
@@ -92,23 +118,31 @@ class Objective:
             target=self.config.value_target,
             sigma=self.config.sigma,
             normalizer=count,
-            mean=self.mean,
+            mean=self.variant.mean,
         )
 
     # -- their parts --------------------------------------------------------------------------------------------------
 
     def batch(self, rollout: Rollout, macro_actions: macro.MacroActions) -> Batch:
-        """The responses with the steps that are counted, which are the macro actions."""
-        return Batch(rollout, macro_actions, macro_actions)
+        """The responses with the steps that are counted: the macro actions, or single tokens."""
+        if self.variant.steps_are_tokens:
+            return Batch(rollout, macro_actions, steps=macro_actions.single_tokens)
+        return Batch(rollout, macro_actions, steps=macro_actions)
 
     def lam(self, batch: Batch) -> float | Tensor:
         """λ of the advantages: one number, or one for each response [B, 1]."""
-        return self.config.lam
+        if self.variant.alpha is None:
+            return self.config.lam
+        return macro.adaptive_lam(batch.macro_actions.mask, self.variant.alpha)
 
     def gae(
         self, rewards: Tensor, values: Tensor, batch: Batch, lam: float | Tensor
     ) -> tuple[Tensor, Tensor]:
         """Advantages and returns [B, S] with this λ."""
+        if self.variant.steps_are_tokens:
+            # λ counts at the last token of a macro action, and is 1 before it.
+            lam_of_tokens = macro.border_lam(batch.macro_actions, lam)  # [B, T]
+            lam = batch.steps.sum(lam_of_tokens)  # [B, S]
         return macro.gae(rewards, values, batch.steps.mask, self.config.gamma, lam)
 
     # -- what the trainer calls ---------------------------------------------------------------------------------------
@@ -119,30 +153,31 @@ class Objective:
 
         Raises `InputError` if a user's equation returns another shape.
         """
-        # V(ω_τ) (Appendix D.1)
+        # V(ω_τ) of each step (Appendix D.1).
         values = macro.macro_values(outputs.values, batch.steps, self.config.sigma)
         with named_errors("objective", self.user_name):
-            estimates = self.estimate(self.rewards(batch, outputs), values, batch)
+            rewards = self.rewards(batch, outputs)
+            estimates = self.estimate(rewards, values, batch)
             if not isinstance(estimates, tuple) or len(estimates) != 2:
                 raise InputError("estimate: return a tuple of advantages and returns")
-            names = ("advantages", "returns")
-            advantages, returns = (
-                clean(name, x, batch.steps.mask) for name, x in zip(names, estimates, strict=True)
-            )
+            advantages = clean("advantages", estimates[0], batch.steps.mask)
+            returns = clean("returns", estimates[1], batch.steps.mask)
         return Experience(
-            outputs.logprobs.detach(),
-            outputs.entropy.detach(),
-            outputs.values.detach(),
-            advantages,
-            returns,
+            logprobs=outputs.logprobs.detach(),
+            entropy=outputs.entropy.detach(),
+            values=outputs.values.detach(),
+            advantages=advantages,
+            returns=returns,
         )
 
     def counts(self, batch: Batch) -> Tensor:
         """[3] terms of the policy loss and of the value loss (tokens or macro actions), and responses."""
-        tokens, actions = batch.steps.token_mask.sum(), batch.steps.mask.sum()
-        policy = tokens if self.config.ratio == "token" else actions
-        value = tokens if self.config.value_target == "token" else actions
-        return torch.stack([policy, value, batch.steps.token_mask.any(1).sum()]).float()
+        tokens = batch.steps.token_mask.sum()
+        actions = batch.steps.mask.sum()
+        responses = batch.steps.token_mask.any(1).sum()
+        policy_terms = tokens if self.config.ratio == "token" else actions
+        value_terms = tokens if self.config.value_target == "token" else actions
+        return torch.stack([policy_terms, value_terms, responses]).float()
 
     def losses(
         self, batch: Batch, outputs: ModelOutputs, old: Experience, normalizers: Tensor
@@ -151,43 +186,60 @@ class Objective:
 
         `normalizers` are the `counts` of the whole optimizer step.
         """
-        counts = normalizers[:2] if self.mean == "token" else normalizers[2].expand(2)
+        policy_terms, value_terms, responses = normalizers
+        counts_responses = self.variant.mean == "response"
+        policy_count = responses if counts_responses else policy_terms
+        value_count = responses if counts_responses else value_terms
+        with named_errors("objective", self.user_name):
+            returned = self.policy_loss(batch, outputs, old, policy_count)
+            policy_loss, policy_stats = _checked_loss("policy_loss", returned)
+            returned = self.value_loss(batch, outputs, old, value_count)
+            value_loss, value_stats = _checked_loss("value_loss", returned)
+
         # Both models get a gradient, if only 0, even if a user's loss uses one: processes wait for all gradients.
-        total, stats = 0.0 * (outputs.logprobs.sum() + outputs.values.sum()), {}
-        for name, count, terms in zip(("policy", "value"), counts, normalizers[:2], strict=True):
-            with named_errors("objective", self.user_name):
-                loss, parts = _checked_loss(
-                    name, getattr(self, f"{name}_loss")(batch, outputs, old, count)
-                )
-            total, stats[f"{name}_loss"] = total + loss, loss.detach()
-            if "clip_fraction" in parts:
-                clipped = "clip_fraction" if name == "policy" else "value_clip_fraction"
-                stats[clipped] = parts["clip_fraction"] * parts["count"] / terms
-            # of the step's responses, for custom stats
-            share = batch.steps.token_mask.any(1).sum() / normalizers[2]
-            stats |= {
-                f"{name}_{stat}": x * share for stat, x in parts.items() if stat not in OUR_STATS
-            }
+        no_gradient = 0.0 * (outputs.logprobs.sum() + outputs.values.sum())
+        total = no_gradient + policy_loss + value_loss
+
+        share = batch.steps.token_mask.any(1).sum() / responses  # of the step's responses
+        stats = {"policy_loss": policy_loss.detach()}
+        stats |= _parts_of_step("policy", policy_stats, terms=policy_terms, share=share)
+        stats |= {"value_loss": value_loss.detach()}
+        stats |= _parts_of_step("value", value_stats, terms=value_terms, share=share)
         return total, stats
+
+
+def _parts_of_step(
+    role: str, stats: dict[str, Tensor], *, terms: Tensor, share: Tensor
+) -> dict[str, Tensor]:
+    """A micro-batch's stats of one loss, as parts of the means over the optimizer step.
+
+    `terms` are those of the loss in the whole step; `share` is that of the micro-batch in the step's responses.
+    """
+    parts = {}
+    if "clip_fraction" in stats:
+        name = "clip_fraction" if role == "policy" else f"{role}_clip_fraction"
+        parts[name] = stats["clip_fraction"] * stats["count"] / terms
+    for name, mean in stats.items():
+        if name not in OUR_STATS:
+            parts[f"{role}_{name}"] = mean * share
+    return parts
 
 
 def _checked_loss(name: str, returned: LossAndStats) -> LossAndStats:
     """Return a loss and its stats, as tensors without gradient. Raises `InputError` if an equation returned another."""
-    if (
-        not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict))
-        or returned[0].dim()
-    ):
+    is_pair = isinstance(returned, tuple) and len(returned) == 2
+    if not is_pair or not isinstance(returned[1], dict) or returned[0].dim():
         raise InputError(
-            f"{name}_loss: return a tensor of one number, and a dict of stats, which may be empty"
+            f"{name}: return a tensor of one number, and a dict of stats, which may be empty"
         )
-    stats = {stat: torch.as_tensor(x).detach() for stat, x in returned[1].items()}
+    loss, given = returned
+    stats = {stat: torch.as_tensor(x).detach() for stat, x in given.items()}
     for stat, x in stats.items():
         if stat in ("loss", "grad_norm") or x.dim():
-            raise InputError(
-                f"{name}_loss: the stat {stat}: return one number, by another name than loss or grad_norm"
-            )
+            fix = "return one number, by another name than loss or grad_norm"
+            raise InputError(f"{name}: the stat {stat}: {fix}")
     if "clip_fraction" in stats and "count" not in stats:
         raise InputError(
-            f"{name}_loss: stats with clip_fraction, but no count: add the number of its terms"
+            f"{name}: stats with clip_fraction, but no count: add the number of its terms"
         )
-    return returned[0], stats
+    return loss, stats

@@ -16,7 +16,7 @@ from marlhf_lab.credit.gradient_signal import token_advantages
 from marlhf_lite.config.options import PPOTrainerConfig
 from marlhf_lite.macro import MacroActions
 from marlhf_lite.training.experience import Batch
-from marlhf_lite.training.objectives import combined
+from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.rollout import Rollout
 
 PAST = 5
@@ -125,7 +125,7 @@ def test_the_expected_gradient_stays(ours, seed, lam, turn):
     mask = torch.zeros(64, gaps[-1] + 1, dtype=torch.bool)
     mask[:, gaps] = True
     found = {}
-    for kind in (combined(""), ours.PastMean):
+    for kind in (Objective, ours.PastMean):
         advantages = estimate(kind, rewards, values, mask, lam=lam)[0].double().numpy()
         found[kind] = {
             (t, p): sum(
