@@ -21,9 +21,13 @@ from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.parser import OF_THE_START
 from marlhf_lite.evaluation.responses import HeldOutPrompts
 from marlhf_lite.evaluation.sampling import generate_seeded
-from marlhf_lite.experiments import other_tokenizers  # noqa: F401 - it registers a check
-from marlhf_lite.experiments.data import describe_rows, fit_lengths, read_task
-from marlhf_lite.experiments.inputs import Inputs
+from marlhf_lite.experiments.data import check_texts, describe_rows, fit_lengths, read_task
+from marlhf_lite.experiments.inputs import (
+    Inputs,
+    check_data_support,
+    check_options,
+    check_support,
+)
 from marlhf_lite.experiments.manifest import (
     check_contents,
     check_earlier,
@@ -32,22 +36,25 @@ from marlhf_lite.experiments.manifest import (
     runs_of,
 )
 from marlhf_lite.experiments.named_rewards import asked_columns, text_reward
+from marlhf_lite.experiments.other_tokenizers import check_reward_model
 from marlhf_lite.experiments.samplers import open_sampler, try_out
 from marlhf_lite.macro import TerminationRule
 from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.models.adapters import other_base
-from marlhf_lite.models.checks import ways
+from marlhf_lite.models.checks import check_base, ways
 from marlhf_lite.models.loading import load_base, load_tokenizer
-from marlhf_lite.tasks.prompts import prompts_of
+from marlhf_lite.tasks.prompts import RowColumns, prompts_of
 from marlhf_lite.tasks.splits import Task
-from marlhf_lite.training import objectives, trackers, trl_trainers  # noqa: F401 - they register checks
 from marlhf_lite.training.distributed import raise_on_all_ranks
+from marlhf_lite.training.objectives import check_objectives
 from marlhf_lite.training.rewards import EnvironmentReward, FunctionReward
 from marlhf_lite.training.rollout import Sampler, Sampling, generate, sampling_of
 from marlhf_lite.training.safeguards import count_updates
+from marlhf_lite.training.trackers import tracker_names
+from marlhf_lite.training.trl_trainers import check_batches
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.libraries import ignore_warnings
-from marlhf_lite.utils.preflight import Preflight, check
+from marlhf_lite.utils.preflight import MISSING, Preflight
 from marlhf_lite.utils.run_folder import (
     RunFolder,
     RunLock,
@@ -71,7 +78,7 @@ class RunContext(Generic[Options]):
     load: Callable[[], PreTrainedModel]  # returns the same base model at every call
     inputs: Inputs = field(default_factory=Inputs)
     reward: FunctionReward | EnvironmentReward | None = None  # None: the reward model
-    # of each of the command's `methods`
+    # Of each of the command's `methods`.
     rules: Mapping[str, TerminationRule] = field(default_factory=dict)
     resume: bool = False  # whether to continue stages that have begun
     sampler: Sampler = generate  # of responses in training
@@ -112,10 +119,10 @@ def print_main(text: str) -> None:
 
 def start_processes() -> None:
     """Join the other processes of `accelerate launch`, and silence bars and warnings of the libraries."""
-    # the first state made chooses the device
+    # The first state made chooses the device.
     PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
     datasets.disable_progress_bars()
-    # the command's own error names the file
+    # The command's own error names the file.
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     transformers.logging.set_verbosity_error()
     huggingface_hub.logging.set_verbosity_error()
@@ -135,40 +142,47 @@ def open_context(
     # All processes take the main one's folder: its default name contains the time, and clocks differ.
     path = Path(broadcast_object_list([options.output_dir])[0])
     resume = bool(options.resume) or (not options.stages and is_run(path))
-    run = Preflight(
-        options=options, inputs=inputs or Inputs(), path=path, reopens=resume, lock=lock
-    )
+    inputs = inputs or Inputs()
+    preflight = Preflight()
 
     # 1. Termination rules, the data, and the reward of texts.
-    run.learn(
-        rules=lambda options: {name: make_rule(o, o.seed) for name, o in options.methods.items()}
-    )
-    run.learn(tokenizer=lambda options: load_tokenizer(options.model), sampler=open_sampler)
-    run.learn(own=lambda path, reopens: RunFolder.open(path) if reopens else None)
-    run.learn(earlier=lambda inputs: runs_of(inputs.folders))
-    run.learn(
-        date=lambda own, earlier: broadcast_object_list([date_of([own] if own else earlier)])[0]
-    )
-    run.learn(asked=asked_columns, data=_read_data, task=lambda data: data[0], reward=_open_reward)
-    # Later commands write rows in the same way.
-    run.learn(
-        options=lambda options, task: (
-            options if task.chats else replace(options, chat_template="none")
-        )
-    )
-    run.check()
-    options, inputs, task, reward = (
-        run.facts[name] for name in ("options", "inputs", "task", "reward")
-    )
+    rules = preflight.attempt(_make_rules, options)
+    tokenizer = preflight.attempt(load_tokenizer, options.model)
+    sampler = preflight.attempt(open_sampler, options)
+    own = preflight.attempt(_open_own_run, path, resume)
+    earlier = preflight.attempt(runs_of, inputs.folders)
+    date = preflight.attempt(_date_for_all, own, earlier)
+    columns = preflight.attempt(asked_columns, options, sampler)
+    if columns is MISSING:  # the rows can be read without them, and have problems of their own
+        columns = []
+    task = notes = MISSING
+    data = preflight.attempt(_read_data, options, inputs, tokenizer, earlier, date, columns)
+    if data is not MISSING:
+        task, notes = data
+        if not task.chats:  # later commands write rows in the same way
+            options = replace(options, chat_template="none")
+    reward = preflight.attempt(_open_reward, options, task)
+
+    check_options(options, preflight)
+    preflight.attempt(check_support, options, inputs)
+    preflight.attempt(check_data_support, options, inputs, task)
+    preflight.attempt(check_reward_model, options, inputs, tokenizer, task)
+    preflight.attempt(check_objectives, options.methods)
+    preflight.attempt(tracker_names, options.report_to)
+    preflight.attempt(check_batches, options)
+    preflight.attempt(check_folder, options, path, resume, lock)
+    preflight.attempt(check_updates, options, task)
+    preflight.stop_if_any_problem()
 
     # 2. The base model, what the run is made from, and a trial of the sampler.
     load = functools.cache(lambda: load_base(options))
-    if options.stages or not resume:
-        run.learn(base=load)
-    run.learn(made=_manifest)
-    run.check()
-    manifest, changes = run.facts["made"]
-    tokenizer, rules, sampler = (run.facts[name] for name in ("tokenizer", "rules", "sampler"))
+    loads_at_once = options.stages or not resume
+    base = preflight.attempt(load) if loads_at_once else MISSING
+    made = preflight.attempt(_manifest, options, inputs, tokenizer, task, own, earlier, date)
+    preflight.attempt(check_base, options, inputs, base)
+    preflight.attempt(check_texts, options, base, tokenizer, task, sampler)
+    preflight.stop_if_any_problem()
+    manifest, changes = made
     if options.methods:
         raise_on_all_ranks(try_out, sampler, options, inputs.sft, load(), tokenizer, task)
 
@@ -176,31 +190,56 @@ def open_context(
     if lock:
         _take(lock, path)
     folder = open_run(path, asdict(options), resume=resume, manifest=manifest)
+    if PartialState().is_main_process and options.stages:
+        versions = folder.config["versions"] | ways(load(), options)
+        folder.update_config({"versions": versions})
     if PartialState().is_main_process:
-        if options.stages:
-            folder.update_config({"versions": folder.config["versions"] | ways(load(), options)})
-        different = {"test_prompts": len(task.held_out(len(task.splits["test"])))}
-        write_json(folder.path / "data.json", task.counts | different)
+        write_json(folder.path / "data.json", _counts(task))
     _print_start(options, inputs, task)
-    for note in (*run.facts["data"][1], *changes, *_notes(options, inputs, task, reward)):
+    for note in (*notes, *changes, *_notes(options, inputs, task, reward)):
         print_main(f"note: {note}")
     return RunContext(
-        options, folder, task, tokenizer, load, inputs, reward, rules, resume, sampler, manifest
+        options=options,
+        run=folder,
+        task=task,
+        tokenizer=tokenizer,
+        load=load,
+        inputs=inputs,
+        reward=reward,
+        rules=rules,
+        resume=resume,
+        sampler=sampler,
+        manifest=manifest,
     )
 
 
-@check
+def _make_rules(options: StageCommand) -> dict[str, TerminationRule]:
+    """Return the termination rule of each of the command's PPO runs."""
+    return {name: make_rule(method, method.seed) for name, method in options.methods.items()}
+
+
+def _open_own_run(path: Path, resume: bool) -> RunFolder | None:
+    """Return the run that is resumed; None for a new one."""
+    return RunFolder.open(path) if resume else None
+
+
+def _date_for_all(own: RunFolder | None, earlier: Sequence[RunFolder]) -> str:
+    """Return the date of the run, or of the earlier ones; all processes take the main one's."""
+    runs = [own] if own else earlier
+    return broadcast_object_list([date_of(runs)])[0]
+
+
 def check_folder(options: StageCommand, path: Path, reopens: bool, lock: RunLock | None) -> None:
     """Raise `InputError` if the run's folder cannot be used, or another process works in it."""
     if reopens:
-        check_writable("--resume" if options.resume else "--output_dir", path)
+        option = "--resume" if options.resume else "--output_dir"
+        check_writable(option, path)
     else:
         check_output_dir(path)
     if lock and is_run(path):
         _take(lock, path)
 
 
-@check
 def check_updates(options: StageCommand, task: Task) -> None:
     """Raise `InputError` for batches of PPO that cannot be divided, and if there are no prompts."""
     for method in options.methods.values():
@@ -213,15 +252,18 @@ def _read_data(
     tokenizer,
     earlier: Sequence[RunFolder],
     date: str,
-    asked: Sequence = (),
+    columns: Sequence[RowColumns],
 ) -> tuple[Task, list[str]]:
-    """Return the data, fitted to the lengths, and notes on them; for `asked` see `read_task`."""
-    task, notes = read_task(options, tokenizer, earlier, asked, date)
-    needs_pairs = _needs_pairs(options, inputs)
-    task, more = fit_lengths(
-        task, tokenizer, options, _answers_read(options, inputs), needs_pairs=needs_pairs
+    """Return the data, fitted to the lengths, and notes on them; `columns` are those that custom code takes."""
+    task, notes_on_rows = read_task(options, tokenizer, earlier, columns, date)
+    task, notes_on_lengths = fit_lengths(
+        task,
+        tokenizer,
+        options,
+        _answers_read(options, inputs),
+        needs_pairs=_needs_pairs(options, inputs),
     )
-    return task, [*notes, *more]
+    return task, [*notes_on_rows, *notes_on_lengths]
 
 
 def _manifest(
@@ -230,27 +272,27 @@ def _manifest(
     tokenizer,
     task: Task,
     own: RunFolder | None,
-    earlier: Sequence,
+    earlier: Sequence[RunFolder],
     date: str,
 ) -> tuple[dict, list[str]]:
     """Return the run's manifest, compared with its earlier one and with those of earlier runs, and notes on it."""
+    is_evaluation = not options.stages
     contents = contents_of(options, inputs, tokenizer.chat_template, task)
-    changed = (
-        check_contents(own, contents, options.accept_changed or not options.stages) if own else []
-    )
-    earlier = [] if own and options.stages else earlier  # the run's own manifest has them
-    accepted = [
-        x for run in earlier for x in check_earlier(run, options, contents, options.accept_changed)
-    ]
-    notes = [
+    changed = []
+    if own:
+        accepts = options.accept_changed or is_evaluation
+        changed = check_contents(own, contents, accepts)
+    accepted = []
+    if not own or is_evaluation:  # else the run's own manifest has them
+        for run in earlier:
+            accepted += check_earlier(run, options, contents, options.accept_changed)
+    manifest = {"date": date, "contents": contents, "accepted": accepted + changed}
+    if not is_evaluation:
+        return manifest, []
+    return manifest, [
         f"{x['what']} has other content than in {x['run']}: answers are sampled again"
         for x in changed
     ]
-    return {
-        "date": date,
-        "contents": contents,
-        "accepted": [*accepted, *changed],
-    }, [] if options.stages else notes
 
 
 def _open_reward(options: StageCommand, task: Task) -> FunctionReward | EnvironmentReward | None:
@@ -263,49 +305,71 @@ def _open_reward(options: StageCommand, task: Task) -> FunctionReward | Environm
 
 def _take(lock: RunLock, path: Path) -> None:
     """Lock the run's folder by the main process. Raises `InputError` in all processes if another run has it."""
-    raise_on_all_ranks(lambda: lock.take(path) if PartialState().is_main_process else None)
+
+    def take() -> None:
+        if PartialState().is_main_process:
+            lock.take(path)
+
+    raise_on_all_ranks(take)
 
 
 def _answers_read(options: StageCommand, inputs: Inputs) -> dict[str, tuple[str, ...]]:
-    """Return the columns of answers that the command's own stages read, by part of the data.
-
-    A whole run trains a reward model if there are pairs, whatever its reward.
-    """
-    sides = {}
+    """Return the columns of answers that the command's own stages read, by part of the data."""
+    columns = {}
     if "sft" in options.stages and not inputs.sft:
-        sides["sft"] = ("chosen",)
-    if _needs_pairs(options, inputs) or (
-        len(options.stages) > 1 and options.judges_with_rm and not inputs.rm
-    ):
-        sides["rm"] = ("chosen", "rejected")
-    return sides
+        columns["sft"] = ("chosen",)
+    # A whole run trains a reward model if there are pairs, whatever its reward.
+    is_whole_run = len(options.stages) > 1
+    trains_judge = is_whole_run and options.judges_with_rm and not inputs.rm
+    if trains_judge or _needs_pairs(options, inputs):
+        columns["rm"] = ("chosen", "rejected")
+    return columns
 
 
 def _needs_pairs(options: StageCommand, inputs: Inputs) -> bool:
     return "dpo" in options.stages or ("rm" in options.stages and not inputs.rm)
 
 
+def _counts(task: Task) -> dict[str, int]:
+    """Return how many rows the data have, and how many different prompts are held out."""
+    different = task.held_out(len(task.splits["test"]))
+    return task.counts | {"test_prompts": len(different)}
+
+
 def _print_start(options: StageCommand, inputs: Inputs, task: Task) -> None:
-    if taken := [name for name in ("sft", "rm", "policies") if getattr(inputs, name)]:
-        print_main(f"as --{taken[0]} has it: --model {options.model}; data: --dataset {task.name}")
+    given = [name for name in ("sft", "rm", "policies") if getattr(inputs, name)]
+    if given:
+        had = f"--model {options.model}; data: --dataset {task.name}"
+        print_main(f"as --{given[0]} has it: {had}")
     shape = f" (read as {task.shape})" if task.shape else ""
-    print_main(f"{task.name}{shape}: {'; dropped: '.join(describe_rows(task))}")
+    parts, dropped = describe_rows(task)
+    print_main(f"{task.name}{shape}: {parts}; dropped: {dropped}")
     if task.chats:
         print_main("prompts and answers are written by the chat template")
 
 
 def _notes(
-    options: StageCommand, inputs: Inputs, task: Task, reward: FunctionReward | None
+    options: StageCommand,
+    inputs: Inputs,
+    task: Task,
+    reward: FunctionReward | EnvironmentReward | None,
 ) -> Iterator[str]:
     """Yield notes on valid options that may differ from what the user meant."""
-    if options.dataset != (read := EMBEDDED_MODELS.get(options.model, options.dataset)):
-        yield f"{options.model} was trained on {read} only: on other data, scores mean little"
-    for folder in inputs.folders:  # folders of runs are checked before
-        if not run_of(folder) and (base := other_base(folder, options.model)):
-            yield f"{folder} was trained on {base}, and --model is {options.model}: are these the same weights?"
+    trained_on = EMBEDDED_MODELS.get(options.model, options.dataset)
+    if trained_on != options.dataset:
+        yield f"{options.model} was trained on {trained_on} only: on other data, scores mean little"
+    for folder in inputs.folders:
+        if run_of(folder):  # folders of runs are checked before
+            continue
+        base = other_base(folder, options.model)
+        if base:
+            question = "are these the same weights?"
+            yield f"{folder} was trained on {base}, and --model is {options.model}: {question}"
     if not options.stages and reward and task.gold:
-        source = "rewards of --environment" if isinstance(reward, EnvironmentReward) else "--reward"
-        yield f"{source} {reward.name}: not used: {task.name} has a gold score, and the tables show that one"
+        is_environment = isinstance(reward, EnvironmentReward)
+        source = "rewards of --environment" if is_environment else "--reward"
+        shown = f"{task.name} has a gold score, and the tables show that one"
+        yield f"{source} {reward.name}: not used: {shown}"
 
 
 def open_run(
@@ -318,14 +382,18 @@ def open_run(
     state = PartialState()
     state.wait_for_everyone()  # no process looks for an existing run after another has made it
     if state.is_main_process and resume:
-        run = RunFolder.open(path)
-        if set(run.config) <= {"versions", *config}:
-            earlier, manifest = run.manifest["accepted"], manifest or {}
-            run.manifest |= manifest | {"accepted": earlier + manifest.get("accepted", [])}
-            run.update_config(
-                {name: value for name, value in config.items() if name not in OF_THE_START}
-            )
+        _update_run(RunFolder.open(path), config, manifest or {})
     elif state.is_main_process:
         RunFolder.create(path, config | {"resume": "", "accept_changed": False}, manifest)
     state.wait_for_everyone()
     return RunFolder.open(path)
+
+
+def _update_run(run: RunFolder, config: dict, manifest: dict) -> None:
+    """Update a resumed run, if the same command has made it."""
+    is_same_command = set(run.config) <= {"versions", *config}
+    if not is_same_command:
+        return
+    accepted = run.manifest["accepted"] + manifest.get("accepted", [])
+    run.manifest |= manifest | {"accepted": accepted}
+    run.update_config({name: x for name, x in config.items() if name not in OF_THE_START})

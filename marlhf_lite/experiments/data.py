@@ -25,7 +25,6 @@ from marlhf_lite.tasks.templates import COLUMNS
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.rollout import Sampler, longest_response
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.preflight import check
 from marlhf_lite.utils.run_folder import RunFolder
 
 LOADED = ("size", "bad_rows", "template", "part", "dataset_config", "data_dir", "split", "columns")
@@ -109,7 +108,6 @@ def describe_rows(task: Task) -> tuple[str, str]:
 # Lengths
 
 
-@check
 def check_texts(
     options: StageCommand, base: PreTrainedModel, tokenizer, task: Task, sampler: Sampler
 ) -> None:

@@ -3,7 +3,6 @@
 import glob
 import os
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from marlhf_lite.config.parser import named_folders
 from marlhf_lite.config.support import is_listed, launched, refuse
 from marlhf_lite.models.adapters import form_of_weights, resolve_adapter_dir
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.preflight import Preflight, check
+from marlhf_lite.utils.preflight import Preflight
 
 if TYPE_CHECKING:
     from marlhf_lite.tasks.splits import Task
@@ -35,24 +34,26 @@ class Inputs:
 
 def find_inputs(options: StageCommand) -> Inputs:
     """Find what --dataset, --sft, --rm and --policies name. Raises `InputError` with one line per missing input."""
-    found, stages = Preflight(options=options), options.stages
-    needed = {
-        "sft": hasattr(options, "sft") and "sft" not in stages,
-        "rm": options.reward == "rm" and "rm" not in stages,
-    }
-    for name in needed:
-        if (folder := getattr(options, name, "")) or needed[name]:
-            found.learn(**{f"{name}_folder": partial(resolve_adapter_dir, name, folder)})
-    found.learn(policy_folders=lambda policies="": _policies(policies), checked=check_dataset)
-    if found.errors:  # report them with every problem that can be found without these inputs
-        found.check()
-    return Inputs(
-        *(found.facts.get(name) for name in ("sft_folder", "rm_folder")),
-        found.facts["policy_folders"],
-    )
+    preflight = Preflight()
+    needs_sft = hasattr(options, "sft") and "sft" not in options.stages
+    needs_rm = options.reward == "rm" and "rm" not in options.stages
+    sft = preflight.attempt(_find_model, "sft", getattr(options, "sft", ""), needs_sft)
+    rm = preflight.attempt(_find_model, "rm", getattr(options, "rm", ""), needs_rm)
+    policies = preflight.attempt(_policies, getattr(options, "policies", ""))
+    preflight.attempt(check_dataset, options.dataset)
+    if preflight.problems:  # report them with what can be found without these inputs
+        check_options(options, preflight)
+        preflight.stop_if_any_problem()
+    return Inputs(sft, rm, policies)
 
 
-@check
+def check_options(options: StageCommand, preflight: Preflight) -> None:
+    """Check what needs the options alone, and no library that takes long to import."""
+    preflight.attempt(check_methods, options)
+    if hasattr(options, "num_generations"):
+        preflight.attempt(check_groups, options.num_generations, options.batch_size)
+
+
 def check_methods(options: StageCommand) -> None:
     """Raise `InputError` if the methods that a command compares are the same."""
     if len(options.methods) > 1 and options.token_level:
@@ -61,7 +62,6 @@ def check_methods(options: StageCommand) -> None:
         )
 
 
-@check
 def check_groups(num_generations: int, batch_size: int, processes: int = 0) -> None:
     """Raise `InputError` if an update of RLOO or GRPO cannot be made of complete groups."""
     processes = processes or int(os.environ.get("WORLD_SIZE", "1"))
@@ -76,14 +76,12 @@ def check_groups(num_generations: int, batch_size: int, processes: int = 0) -> N
         )
 
 
-@check
 def check_support(options: StageCommand, inputs: Inputs) -> None:
     """Raise `InputError` if the support matrix lacks the combination of options."""
     for stage in options.stages or ("evaluate",) * options.answers:
         refuse(_cell(options, inputs, stage), sft=inputs.sft)
 
 
-@check
 def check_data_support(options: StageCommand, inputs: Inputs, task: "Task") -> None:
     """Raise `InputError` if a stage cannot learn from data of this form."""
     for stage in options.stages:
@@ -102,24 +100,34 @@ def check_data_support(options: StageCommand, inputs: Inputs, task: "Task") -> N
 def _cell(options: StageCommand, inputs: Inputs, stage: str) -> dict[str, str]:
     """Return the cell of the support matrix for a stage with these options."""
     scaled = getattr(options, "logprobs_at_temperature", False) and options.temperature != 1
-    yes = {"environment": options.environment, "4 bits": options.load_in_4bit, "scaled": scaled}
-    return {name: "yes" if value else "no" for name, value in yes.items()} | {
+    cell = {
+        "environment": _yes_or_no(options.environment),
+        "4 bits": _yes_or_no(options.load_in_4bit),
+        "scaled": _yes_or_no(scaled),
         "stage": stage,
         "reward": {"rm": "rm", "environment": "turns"}.get(options.reward, "code"),
-        **({"sft": form_of_weights(inputs.sft)} if inputs.sft else {}),
-        "finetune": options.finetune,
-        "sampler": "generate" if options.sampler == "generate" else "own",
-        "launch": launched(),
     }
+    if inputs.sft:
+        cell["sft"] = form_of_weights(inputs.sft)
+    cell["finetune"] = options.finetune
+    cell["sampler"] = "generate" if options.sampler == "generate" else "own"
+    cell["launch"] = launched()
+    return cell
+
+
+def _yes_or_no(value: object) -> str:
+    return "yes" if value else "no"
 
 
 def _form(options: StageCommand, stage: str, task: "Task") -> str:
     """Return the form of the data that a stage reads."""
     if options.dataset == "tiny-guess" and stage not in ("sft", "rm"):
         return "turns"
-    return (
-        "pairs" if len(task.splits["rm"]) else "answers" if len(task.splits["sft"]) else "prompts"
-    )
+    if len(task.splits["rm"]):
+        return "pairs"
+    if len(task.splits["sft"]):
+        return "answers"
+    return "prompts"
 
 
 def check_dataset(dataset: str) -> None:
@@ -134,14 +142,20 @@ def check_dataset(dataset: str) -> None:
         )
 
 
+def _find_model(option: str, folder: str, is_needed: bool) -> Path | None:
+    """The folder of a model that the option names; None if it names none, and none is needed."""
+    if not folder and not is_needed:
+        return None
+    return resolve_adapter_dir(option, folder)
+
+
 def _policies(words: str) -> dict[str, Path]:
     policies: dict[str, Path] = {}
     for name, folder in named_folders(words):
         place = resolve_adapter_dir("policies", folder)
         name = name or place.parent.name
         if name in policies or name == "SFT":
-            raise InputError(
-                f"--policies: a second one is called {name}: give each a name, as name=folder"
-            )
+            fix = "give each a name, as name=folder"
+            raise InputError(f"--policies: a second one is called {name}: {fix}")
         policies[name] = place
     return policies

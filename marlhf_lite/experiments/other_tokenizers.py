@@ -16,7 +16,6 @@ from marlhf_lite.tasks.splits import Task
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.rollout import Rollout, from_tokens
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.preflight import check
 from marlhf_lite.utils.run_folder import run_of
 from marlhf_lite.utils.user_code import named_errors
 
@@ -79,7 +78,6 @@ def reader_of(rm: Path | None, tokenizer, task: Task) -> TextReader | None:
     return TextReader(own, task.said, getattr(config, "max_position_embeddings", None))
 
 
-@check
 def check_reward_model(options: StageCommand, inputs: Inputs, tokenizer, task: Task) -> None:
     """Raise `InputError` for a reward model from elsewhere that cannot score these texts."""
     if (rm := inputs.rm) is None or not is_full_model(rm):

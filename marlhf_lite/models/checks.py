@@ -14,7 +14,6 @@ from marlhf_lite.models.loading import load_policy, new_policy, share
 from marlhf_lite.models.positions import position_limit, shared_rope_limit
 from marlhf_lite.models.score_heads import with_head
 from marlhf_lite.utils.errors import InputError, one_line
-from marlhf_lite.utils.preflight import check
 
 PADS = 3
 # Mean difference in nats per token between a text alone and the same text after padding; rounding stays far below.
@@ -50,7 +49,6 @@ def check_vocabulary(base: PreTrainedModel, model: str, tokenizer, ids: Iterable
         )
 
 
-@check
 def check_base(options, inputs, base: PreTrainedModel) -> None:
     """Raise `InputError` if the base cannot train with these options."""
     if options.stages:

@@ -18,7 +18,6 @@ from marlhf_lite.config.method import PPOTrainerConfig
 from marlhf_lite.training.experience import Batch, Experience, ModelOutputs
 from marlhf_lite.training.objective import Objective, Variant
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.preflight import check
 from marlhf_lite.utils.user_code import import_user_code, is_user_code, named_errors
 
 # What a name changes in `Variant`.
@@ -60,10 +59,9 @@ def make_objective(config: PPOTrainerConfig) -> Objective:
     return objective
 
 
-@check
-def check_objectives(options) -> None:
-    """Raise `InputError` for an `--objective` that cannot be used; see `make_objective`."""
-    for method in options.methods.values():
+def check_objectives(methods: dict[str, PPOTrainerConfig]) -> None:
+    """Raise `InputError` for an `--objective` of these PPO runs that cannot be used; see `make_objective`."""
+    for method in methods.values():
         make_objective(method)
 
 

@@ -7,13 +7,11 @@ from accelerate import Accelerator
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.preflight import check
 
 # DPO, RLOO and GRPO report by transformers, which does not know accelerate's aim.
 TRACKERS = tuple(sorted({*LOGGER_TYPE_TO_CLASS} - {"aim"}))
 
 
-@check
 def tracker_names(report_to: str) -> list[str]:
     """Return the trackers of `--report_to`. Raises `InputError` if one is unknown, or its package missing."""
     names = [word.strip() for word in report_to.split(",") if word.strip()]

@@ -28,7 +28,6 @@ from marlhf_lite.training.trackers import tracker_names
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.interrupts import graceful_stop
 from marlhf_lite.utils.less_memory import rows_a_pass, with_less_memory
-from marlhf_lite.utils.preflight import check
 from marlhf_lite.utils.seals import DELETE_IT, SEAL, broken
 
 Options, Result = TypeVar("Options"), TypeVar("Result")
@@ -190,7 +189,6 @@ class EvenPairs:
         return loss * share
 
 
-@check
 def check_batches(options) -> None:
     """Raise `InputError` if a batch of SFT, reward model or DPO cannot be divided among the processes."""
     processes = PartialState().num_processes
