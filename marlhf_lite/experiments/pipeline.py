@@ -4,12 +4,11 @@ Each takes the context of the run and the results of earlier stages, and returns
 skips stages that are done, and continues an interrupted stage from its last checkpoint.
 """
 
-import functools
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
-from itertools import count
 from pathlib import Path
 
 from accelerate import PartialState
@@ -83,71 +82,80 @@ DONE = "done.json"
 
 def run_command(context: RunContext) -> None:
     """Do what the command of this context is for, and print where its result is."""
-    stages, sft, rm = context.options.stages, context.inputs.sft, context.inputs.rm
-    if len(stages) > 1:
-        return run_all(context)
+    stages = context.options.stages
+    sft = context.inputs.sft
+    rm = context.inputs.rm
     if not stages:
-        return evaluate(context, context.inputs.policies, sft, rm)
-    if stages[0] in ("sft", "rm"):
-        what = "adapter" if context.options.finetune == "lora" else "model"
-        return print_main(
-            f"{what}: {sft_stage(context) if stages[0] == 'sft' else rm_stage(context, sft)}"
-        )
-    if stages[0] == "ppo":
-        policy = ppo_stage(context, sft, rm)
-    elif stages[0] == "dpo":
-        policy = dpo_stage(context, sft, make_reward(context, rm) if rm else None)
+        evaluate(context, context.inputs.policies, sft, rm)
+    elif len(stages) > 1:
+        run_all(context)
+    elif stages == ("sft",):
+        _print_model(context, sft_stage(context))
+    elif stages == ("rm",):
+        _print_model(context, rm_stage(context, sft))
+    elif stages == ("ppo",):
+        print_main(f"policy: {ppo_stage(context, sft, rm)}")
+    elif stages == ("dpo",):
+        reward = make_reward(context, rm) if rm else None
+        print_main(f"policy: {dpo_stage(context, sft, reward)}")
     else:
-        policy = group_stage(context, sft, make_reward(context, rm))
-    return print_main(f"policy: {policy}")
+        print_main(f"policy: {group_stage(context, sft, make_reward(context, rm))}")
+
+
+def _print_model(context: RunContext, folder: Path) -> None:
+    what = "adapter" if context.options.finetune == "lora" else "model"
+    print_main(f"{what}: {folder}")
 
 
 def run_all(context: RunContext[commands.RunCommand]) -> None:
     """Run all stages except those whose models --sft and --rm give, and evaluate all policies."""
-    options, inputs = context.options, context.inputs
-    judges = options.judges_with_rm and len(context.task.splits["rm"])
-    trains_rm = not inputs.rm and (judges or options.reward == "rm")
-    stages = (
-        ["SFT"] * (not inputs.sft)
-        + ["reward model"] * bool(trains_rm)
-        + [*options.methods, "evaluation"]
-    )
+    options = context.options
+    sft = context.inputs.sft
+    rm = context.inputs.rm
+    has_judge = options.judges_with_rm and len(context.task.splits["rm"]) > 0
+    trains_rm = rm is None and (has_judge or options.reward == "rm")
+
+    stages = [*options.methods, "evaluation"]
+    if trains_rm:
+        stages.insert(0, "reward model")
+    if sft is None:
+        stages.insert(0, "SFT")
     print_main(f"stages: {', '.join(stages)}")
-    sft = inputs.sft or sft_stage(context)
-    rm = rm_stage(context, sft) if trains_rm else inputs.rm
-    evaluate(
-        context,
-        {name: ppo_stage(context, sft, rm, name) for name in options.methods},
-        sft,
-        rm,
-        trained=True,
-    )
+
+    if sft is None:
+        sft = sft_stage(context)
+    if trains_rm:
+        rm = rm_stage(context, sft)
+    policies = {name: ppo_stage(context, sft, rm, name) for name in options.methods}
+    evaluate(context, policies, sft, rm, trained=True)
 
 
 # SFT and reward model
 
 
-def run_stage(
-    context: RunContext, name: str, last: str, train: Callable[[Path], dict[str, object]]
-) -> Path:
-    """Train in the folder `name`, unless `--resume` finds it done; return the folder.
+@contextmanager
+def _stage(context: RunContext, folder: Path) -> Iterator[dict[str, object]]:
+    """A block that trains a model into the folder, and gives its JSON records: `records["log.json"] = rows`.
 
-    `train` gets the folder, saves the model there, and returns the contents of JSON files by name. The last of them,
-    `last`, marks a stage that is done.
+    They are written when the block ends, so the last of them marks a stage that is done.
     """
-    folder = context.path / name
-    if context.resume and (folder / last).is_file():
-        print_main(f"{name}: done already")
-        return folder
     set_seed(context.options.seed)  # the stage does not depend on what ran before it
-    records = train(folder)
+    records: dict[str, object] = {}
+    yield records
     if PartialState().is_main_process:
         apply_umask(folder)
         seal(folder)
         for file, content in records.items():
             write_json(folder / file, content)
     PartialState().wait_for_everyone()  # the next stage reads these files
-    return folder
+
+
+def _is_done(context: RunContext, last_record: Path) -> bool:
+    """Whether `--resume` finds a stage done."""
+    if not (context.resume and last_record.is_file()):
+        return False
+    print_main(f"{last_record.parent.name}: done already")
+    return True
 
 
 def sft_stage(context: RunContext[commands.SFTCommand]) -> Path:
@@ -155,42 +163,62 @@ def sft_stage(context: RunContext[commands.SFTCommand]) -> Path:
 
     If the data are only prompts, that part is empty, and the policy starts as the base model, as with `--sft_epochs 0`.
     """
-    options, tokenizer, rows = context.options, context.tokenizer, context.task.splits["sft"]
-
-    def train(folder: Path) -> dict:
+    options = context.options
+    rows = context.task.splits["sft"]
+    folder = context.path / "sft"
+    if _is_done(context, folder / "log.json"):
+        return folder
+    with _stage(context, folder) as records:
         model = _to_train(new_policy(context.base, options), options)
         if len(rows) and options.sft_epochs:
-            arguments = (rows, options, options, folder, options.seed, options)
-            return {"log.json": train_sft(model, tokenizer, *arguments, resume=context.resume)}
-        why = "no answers to learn from" if options.sft_epochs else "--sft_epochs 0"
-        print_main(f"SFT: {why}: the policy starts as the base model is")
-        if PartialState().is_main_process:
-            model.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
-        return {"log.json": []}
-
-    return run_stage(context, "sft", "log.json", train)
+            records["log.json"] = train_sft(
+                model,
+                context.tokenizer,
+                rows,
+                config=options,
+                lengths=options,
+                output=folder,
+                seed=options.seed,
+                trainer_config=options,
+                resume=context.resume,
+            )
+        else:
+            why = "no answers to learn from" if options.sft_epochs else "--sft_epochs 0"
+            print_main(f"SFT: {why}: the policy starts as the base model is")
+            if PartialState().is_main_process:
+                model.save_pretrained(folder)
+                context.tokenizer.save_pretrained(folder)
+            records["log.json"] = []
+    return folder
 
 
 def rm_stage(context: RunContext[commands.RMCommand], sft: Path) -> Path:
     """Train the reward model from the SFT adapter; return its folder. Prints its accuracy on held-out pairs."""
-    options, tokenizer, rows = context.options, context.tokenizer, context.task.splits["rm"]
-
-    def train(folder: Path) -> dict:
+    options = context.options
+    folder = context.path / "rm"
+    if _is_done(context, folder / "accuracy.json"):
+        return folder
+    with _stage(context, folder) as records:
         model = _to_train(new_reward_model(context.base, sft, options.seed), options)
-        arguments = (rows, options, options, folder, options.seed, options)
-        log = train_reward_model(model, tokenizer, *arguments, resume=context.resume)
-        held_out = different_pairs(context.task.held_out(500), tokenizer, context.limit)
-        with gathered_outside_layers(model):
-            accuracy = pair_accuracy(
-                ModelReward(ScalarHeadModel(model)), tokenizer, held_out, context.limit
-            )
-        print_main(
-            f"reward model: {accuracy:.1%} of {len(held_out)} held-out pairs ranked as labelled"
+        records["log.json"] = train_reward_model(
+            model,
+            context.tokenizer,
+            context.task.splits["rm"],
+            config=options,
+            lengths=options,
+            output=folder,
+            seed=options.seed,
+            trainer_config=options,
+            resume=context.resume,
         )
-        return {"log.json": log, "accuracy.json": {"accuracy": accuracy, "pairs": len(held_out)}}
-
-    return run_stage(context, "rm", "accuracy.json", train)
+        pairs = different_pairs(context.task.held_out(500), context.tokenizer, context.limit)
+        with gathered_outside_layers(model):
+            reward = ModelReward(ScalarHeadModel(model))
+            accuracy = pair_accuracy(reward, context.tokenizer, pairs, context.limit)
+        ranked = f"{accuracy:.1%} of {len(pairs)} held-out pairs"
+        print_main(f"reward model: {ranked} ranked as labelled")
+        records["accuracy.json"] = {"accuracy": accuracy, "pairs": len(pairs)}
+    return folder
 
 
 def _to_train(model, options: ModelConfig):
@@ -210,23 +238,29 @@ def ppo_stage(
 
     An interrupted stage leaves complete records. If it ends after a step, as by one Ctrl-C, it also saves the models.
     """
-    options, folder = context.options.methods[name], re.sub(r"[^a-z0-9.]+", "-", name.lower())
-    if policy := _trained_already(context, folder, options):
+    options = context.options.methods[name]
+    folder = re.sub(r"[^a-z0-9.]+", "-", name.lower())
+    policy = _trained_already(context, folder, options)
+    if policy:
         return policy
     run, resumes = _open_stage(context, folder, options, sft, rm)
-    roles = {
-        name: getattr(options, name)
-        for name in ("critic_init", "critic_head_init", "gradient_checkpointing")
-    }
-    models = build_models(context.base, sft, rm, with_reward=context.reward is None, **roles)
+    models = build_models(
+        context.base,
+        sft,
+        rm,
+        with_reward=context.reward is None,
+        critic_init=options.critic_init,
+        critic_head_init=options.critic_head_init,
+        gradient_checkpointing=options.gradient_checkpointing,
+    )
     reward = make_reward(context, rm, models.reward)
     trainer = PPOTrainer(
         models,
         context.tokenizer,
-        prompts_of(context.task.splits["ppo"]),
-        reward,
-        context.rules[name],
-        options,
+        prompts=prompts_of(context.task.splits["ppo"]),
+        reward=reward,
+        termination=context.rules[name],
+        config=options,
         run=run,
         gold=context.task.gold,
         held_out=held_out_evaluation(context, reward, options.generation_batch_size or 128),
@@ -240,7 +274,7 @@ def ppo_stage(
             if trainer.history:
                 trainer.save(run.path)
     finally:
-        # end_training would also end the process group
+        # `end_training` would also end the process group.
         for tracker in trainer.accelerator.trackers:
             tracker.finish()
     return _mark_done(run.path, options)
@@ -250,13 +284,12 @@ def _trained_already(
     context: RunContext, name: str, options: commands.PolicyCommand
 ) -> Path | None:
     """Return the policy of a stage that `--resume` finds done, with or without checkpoints; None if it must train."""
-    mark, policy = context.path / name / DONE, context.path / name / "policy"
-    if not (
-        context.resume
-        and mark.is_file()
-        and policy.is_dir()
-        and read_json(mark) == _length(options)
-    ):
+    if not context.resume:
+        return None
+    mark = context.path / name / DONE
+    policy = context.path / name / "policy"
+    is_whole = mark.is_file() and policy.is_dir()
+    if not is_whole or read_json(mark) != _length(options):
         return None
     print_main(f"{name}: done already")
     return policy
@@ -271,8 +304,11 @@ def _mark_done(folder: Path, options: commands.PolicyCommand) -> Path:
 
 
 def _length(options: commands.PolicyCommand) -> dict[str, float | None]:
-    # DPO has none
-    return {name: getattr(options, name, None) for name in ("updates", "prompt_epochs")}
+    """The options that make a stage longer; None for those that it does not have, as DPO."""
+    return {
+        "updates": getattr(options, "updates", None),
+        "prompt_epochs": getattr(options, "prompt_epochs", None),
+    }
 
 
 def _open_stage(
@@ -286,33 +322,35 @@ def _open_stage(
     place = context.path / name
     resumes = context.resume and has_checkpoint(place)
     PartialState().wait_for_everyone()  # all have looked
-    begins_again = (
-        context.resume and not resumes and place.exists() and PartialState().is_main_process
-    )
-    if begins_again and not (place / METRICS).is_file():
-        shutil.rmtree(place)
-    elif begins_again:
-        kept = next(
-            path
-            for i in count(1)
-            if not (path := context.path / "stopped" / f"{name}-{i}").exists()
-        )
-        # a folder deeper than the stages, so that no command takes it for a result
-        kept.parent.mkdir(exist_ok=True)
-        place.rename(kept)
-        print(
-            f"{name}: it has no checkpoint and begins again; what it has recorded is kept in {kept}"
-        )
-    elif PartialState().is_main_process:
-        (place / DONE).unlink(missing_ok=True)  # it is to be longer
-    manifest = {
-        **context.manifest,
-        "contents": context.manifest["contents"] | input_contents(sft, rm),
-    }
+    if PartialState().is_main_process:
+        if context.resume and not resumes:
+            _begin_again(place, context.path / "stopped")
+        else:
+            (place / DONE).unlink(missing_ok=True)  # it is to be longer
+    contents = context.manifest["contents"] | input_contents(sft, rm)
+    manifest = {**context.manifest, "contents": contents}
     if resumes:
         accept = context.options.accept_changed
-        manifest["accepted"] = check_contents(RunFolder.open(place), manifest["contents"], accept)
+        manifest["accepted"] = check_contents(RunFolder.open(place), contents, accept)
     return open_run(place, asdict(options), resume=resumes, manifest=manifest), resumes
+
+
+def _begin_again(place: Path, stopped: Path) -> None:
+    """Put away what a stage without a checkpoint has left; if it has recorded something, into the folder `stopped`."""
+    if not place.exists():
+        return
+    if not (place / METRICS).is_file():
+        shutil.rmtree(place)
+        return
+    # A folder deeper than the stages, so that no command takes it for a result.
+    stopped.mkdir(exist_ok=True)
+    number = 1
+    while (stopped / f"{place.name}-{number}").exists():
+        number += 1
+    kept = stopped / f"{place.name}-{number}"
+    place.rename(kept)
+    why = "it has no checkpoint and begins again"
+    print(f"{place.name}: {why}; what it has recorded is kept in {kept}")
 
 
 def make_reward(
@@ -346,11 +384,12 @@ def dpo_stage(
     from marlhf_lite.extras.baselines.dpo import dpo_row, dpo_trainer
 
     def make(context: RunContext, model: PeftModel, logger: RunLogger) -> Trainer:
-        return dpo_trainer(
-            model, context.tokenizer, context.task.splits["rm"], context.options, logger.run.path
-        )
+        pairs = context.task.splits["rm"]
+        return dpo_trainer(model, context.tokenizer, pairs, context.options, logger.run.path)
 
-    train = functools.partial(_train_baseline, sft=sft, reward=reward, make=make, translate=dpo_row)
+    def train(context: RunContext) -> Path:
+        return _train_baseline(context, sft=sft, reward=reward, make=make, translate=dpo_row)
+
     return _within_memory(
         context, train, "per_device_train_batch_size", context.options.dpo_batch_size
     )
@@ -365,13 +404,14 @@ def group_stage(context: RunContext, sft: Path, reward: Reward) -> Path:
     from marlhf_lite.extras.baselines.rloo_grpo import SampledReward, group_row, group_trainer
 
     def make(context: RunContext, model: PeftModel, logger: RunLogger) -> Trainer:
-        options, prompts = context.options, prompts_of(context.task.splits["ppo"])
+        options = context.options
+        prompts = prompts_of(context.task.splits["ppo"])
         scored = SampledReward(reward, model, context.tokenizer, options, context.task.gold, logger)
         return group_trainer(model, context.tokenizer, prompts, scored, options, logger.run.path)
 
-    train = functools.partial(
-        _train_baseline, sft=sft, reward=reward, make=make, translate=group_row
-    )
+    def train(context: RunContext) -> Path:
+        return _train_baseline(context, sft=sft, reward=reward, make=make, translate=group_row)
+
     return _within_memory(context, train, "micro_batch_size", context.options.batch_size)
 
 
@@ -381,11 +421,9 @@ def _within_memory(
     """Return `train(context)`; if memory ends, it resumes from its last checkpoint with half the rows per pass."""
 
     def attempt(options: commands.PolicyCommand) -> Path:
-        return train(
-            replace(
-                context, options=options, resume=context.resume or options is not context.options
-            )
-        )
+        has_fewer_rows = getattr(options, option) != getattr(context.options, option)
+        resume = context.resume or has_fewer_rows
+        return train(replace(context, options=options, resume=resume))
 
     return with_fewer_rows(attempt, context.options, option, batch)
 
@@ -403,48 +441,74 @@ def _train_baseline(
     `make` gives TRL's trainer of a model that is recorded; `translate` makes a row of metrics of its log and the
     options.
     """
-    (name,) = context.options.stages
-    options, is_main = context.options, PartialState().is_main_process
-    if done := _trained_already(context, name, options):
-        return done
+    options = context.options
+    (name,) = options.stages
+    trained = _trained_already(context, name, options)
+    if trained:
+        return trained
 
     # 1. The folder, and the checkpoint to resume from.
     run, _ = _open_stage(context, name, options, sft, context.inputs.rm)
     checkpoint = checkpoint_to_resume(run.path / "checkpoints")
-    step, logs = (
-        (step_of(checkpoint), read_json(checkpoint / LOG_POSITIONS)) if checkpoint else (0, {})
-    )
 
     # 2. The trainer, with our records instead of its own. Nothing is deleted before it accepts the checkpoint.
-    policy, logger = (
-        _to_train(load_policy(context.base, sft), options),
-        RunLogger(run, name.upper()),
-    )
+    policy = _to_train(load_policy(context.base, sft), options)
     without_dropout(policy)
-    trainer, held_out = make(context, policy, logger), None
+    logger = RunLogger(run, name.upper())
+    trainer = make(context, policy, logger)
     check_checkpoint(trainer, checkpoint)
-    if is_main:
-        newer = [path for path in run.path.glob("checkpoints/checkpoint-*") if step_of(path) > step]
-        rewind_run(run, newer, dict.fromkeys(run.position(), 0) | logs)
+    if PartialState().is_main_process:
+        _rewind_to(checkpoint, run)
     PartialState().wait_for_everyone()
     logger.history = run.metrics()
-    if options.eval_every:
-        reference, test = (
-            load_policy(context.base, sft, trainable=False),
-            held_out_evaluation(context, reward),
-        )
-        models = PPOModels(PolicyModel(trainer.model), PolicyModel(reference), None, None)
-        held_out = test and functools.partial(test, models)
+    held_out = _held_out_of_baseline(context, trainer, sft, reward)
 
     # 3. Train and save.
     with graceful_stop() as asked_to_stop, nonfinite_probabilities_refused():
-        saves = bool(options.checkpoint_every)
-        of_policy = (lambda logs: translate(logs, options), held_out, options.eval_every, saves)
-        weights = train_recorded(trainer, Recorder(logger, asked_to_stop, *of_policy), checkpoint)
-        if is_main:
+        recorder = Recorder(
+            logger,
+            asked_to_stop,
+            translate=lambda logs: translate(logs, options),
+            held_out=held_out,
+            every=options.eval_every,
+            saves=options.checkpoint_every > 0,
+        )
+        weights = train_recorded(trainer, recorder, checkpoint)
+        if PartialState().is_main_process:
             with atomic_folder(run.path / "policy") as place:
                 save_trained(trainer.model, context.tokenizer, place, weights)
     return _mark_done(run.path, options)
+
+
+def _rewind_to(checkpoint: Path | None, run: RunFolder) -> None:
+    """Delete checkpoints that are newer than this one, and cut the records back to it; None is the start."""
+    step = 0
+    positions = dict.fromkeys(run.position(), 0)
+    if checkpoint:
+        step = step_of(checkpoint)
+        positions |= read_json(checkpoint / LOG_POSITIONS)
+    checkpoints = run.path.glob("checkpoints/checkpoint-*")
+    newer = [path for path in checkpoints if step_of(path) > step]
+    rewind_run(run, newer, positions)
+
+
+def _held_out_of_baseline(
+    context: RunContext[commands.PolicyCommand], trainer: Trainer, sft: Path, reward: Reward | None
+) -> Callable[[], dict[str, float]] | None:
+    """Return the test of the trainer's policy on held-out prompts; None if none is asked for, or without prompts."""
+    if not context.options.eval_every:
+        return None
+    reference = load_policy(context.base, sft, trainable=False)
+    test = held_out_evaluation(context, reward)
+    if test is None:
+        return None
+    models = PPOModels(
+        policy=PolicyModel(trainer.model),
+        reference=PolicyModel(reference),
+        reward=None,
+        critic=None,
+    )
+    return lambda: test(models)
 
 
 # Evaluation
@@ -464,37 +528,17 @@ def evaluate(
     """
     if not PartialState().is_main_process:
         return
-    options, figures = context.options, context.path / "figures"
+    options = context.options
     set_seed(options.seed)  # for rewards and environments that draw: answers have their own seeds
-    hashes = {name: x["hash"][:12] for name, x in context.manifest["contents"].items()}
-    model = [
-        options.model,
-        *(hashes[name] for name in ("base model", "tokenizer") if name in hashes),
-    ]
-    number_format = ["4 bits"] * options.load_in_4bit + [options.dtype] * (
-        options.dtype != ModelConfig.dtype
-    )
-    gold, gold_name = (
-        context.task.gold,
-        getattr(context.task.tests, "name", options.part if context.task.gold else ""),
-    )
-    if context.reward and not gold:  # a gold score is the one shown
-        gold = getattr(context.reward, "function", context.reward)
-        code = [
-            hashes[name]
-            for name in (CODE["reward"], CODE["environment"], COLUMNS)
-            if name in hashes
-        ]
-        gold_name = ", ".join([context.reward.name, *code])
-
-    def load(path: Path) -> PolicyModel:
-        return PolicyModel(load_policy(context.base, path, trainable=False))
-
-    def load_rm(path: Path) -> ScalarHeadModel:
-        return ScalarHeadModel(load_score_model(context.base, path))
-
+    gold, gold_name = _shown_score(context)
     scorers = Scorers(
-        load, sft, rm, load_rm, gold, gold_name, reader_of(rm, context.tokenizer, context.task)
+        lambda path: PolicyModel(load_policy(context.base, path, trainable=False)),
+        sft,
+        rm,
+        lambda path: ScalarHeadModel(load_score_model(context.base, path)),
+        gold,
+        gold_name,
+        reader_of(rm, context.tokenizer, context.task),
     )
     rows = evaluate_checkpoints(
         {"SFT": sft, **policies},
@@ -503,22 +547,54 @@ def evaluate(
         context.path / "responses",
         temperatures=options.temperatures,
         samples=options.eval_samples,
-        model=", ".join([*model, *number_format]),
+        model=_name_of_model(context),
     )
     write_rows(context.path / SAMPLES, rows)
-    rows = rows if options.shows_sft else rows[rows["method"] != "SFT"]
-    histories = (
-        {name: RunFolder.open(path.parent).metrics() for name, path in policies.items()}
-        if trained
-        else {}
-    )
+    if not options.shows_sft:
+        rows = rows[rows["method"] != "SFT"]
+
+    histories = {}
+    examples = 0
+    if trained:
+        examples = 3 if options.shows_sft else 1
+        for name, policy in policies.items():
+            histories[name] = RunFolder.open(policy.parent).metrics()
+    figures = context.path / "figures"
     summary = run_report(context.path, rows, histories, figures, context.run.config)
     print(f"\n{caption(rows, options.eval_prompts)}\n\n{summary}\n")
-    examples = example_answers(rows, (3 if options.shows_sft else 1) if trained else 0)
-    print(
-        pass_report(context.path, rows, context.task)
-        + examples
-        + differences(rows, list(histories)),
-        end="",
-    )
+    print(pass_report(context.path, rows, context.task), end="")
+    print(example_answers(rows, examples), end="")
+    print(differences(rows, list(histories)), end="")
     print(f"figures: {figures}\nrun folder: {context.path}")
+
+
+def _shown_score(context: RunContext) -> tuple[Callable | None, str]:
+    """Return the score that tables show beside that of the reward model, and its name with the hashes of its code.
+
+    That is the gold score if the task has one, else what `--reward` names.
+    """
+    task = context.task
+    if task.gold:
+        return task.gold, getattr(task.tests, "name", context.options.part)
+    if not context.reward:
+        return None, getattr(task.tests, "name", "")
+    hashes = _hashes(context, CODE["reward"], CODE["environment"], COLUMNS)
+    score = getattr(context.reward, "function", context.reward)
+    return score, ", ".join([context.reward.name, *hashes])
+
+
+def _name_of_model(context: RunContext) -> str:
+    """Return what stored answers depend on, besides their policy: the base model and its number format."""
+    options = context.options
+    parts = [options.model, *_hashes(context, "base model", "tokenizer")]
+    if options.load_in_4bit:
+        parts.append("4 bits")
+    if options.dtype != ModelConfig.dtype:
+        parts.append(options.dtype)
+    return ", ".join(parts)
+
+
+def _hashes(context: RunContext, *names: str) -> list[str]:
+    """Return the first digits of the hashes of these contents; of those that the run reads."""
+    contents = context.manifest["contents"]
+    return [contents[name]["hash"][:12] for name in names if name in contents]

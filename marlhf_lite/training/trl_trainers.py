@@ -79,14 +79,23 @@ def with_fewer_rows(
     """
     processes = PartialState().num_processes
     share = batch // processes
-    size = min(getattr(options, name) or share, share)
+    asked = getattr(options, name) or share
+    size = min(asked, share)
 
-    def of(rows: int) -> Result:
-        return attempt(options if rows == size else replace(options, **{name: rows}))
+    def attempt_with(rows: int) -> Result:
+        if rows == size:
+            return attempt(options)
+        return attempt(replace(options, **{name: rows}))
 
-    return with_less_memory(
-        of, size, f"--{name} {{}}", alone=processes == 1, share=share, start_over=start_over
-    )[0]
+    result, _ = with_less_memory(
+        attempt_with,
+        size,
+        f"--{name} {{}}",
+        alone=processes == 1,
+        share=share,
+        start_over=start_over,
+    )
+    return result
 
 
 def trainer_arguments(output: Path, seed: int, policy: PolicyCommand | None = None) -> dict:
@@ -193,7 +202,8 @@ def check_batches(options) -> None:
     """Raise `InputError` if a batch of SFT, reward model or DPO cannot be divided among the processes."""
     processes = PartialState().num_processes
     for flag in ("sft_batch_size", "rm_batch_size", "dpo_batch_size"):
-        if (size := getattr(options, flag, 0)) % processes:
+        size = getattr(options, flag, 0)  # a command has some of them
+        if size % processes:
             raise InputError(
                 f"--{flag} {size}: {processes} processes cannot share it: give a multiple of that"
             )
