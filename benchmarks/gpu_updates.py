@@ -20,7 +20,6 @@ import torch
 from accelerate import PartialState
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, GemmaConfig
-from transformers.models.gemma import modeling_gemma
 
 from marlhf_lite.config.options import ModelConfig, PPOTrainerConfig
 from marlhf_lite.macro import FixedNGram
@@ -163,20 +162,8 @@ def whole_rows(bench: Bench, trainer: PPOTrainer) -> AbstractContextManager:
     return mock.patch.object(last_layer, "has_plain_last_layer", lambda backbone: False)
 
 
-@contextmanager
-def autograd_norms(bench: Bench, trainer: PPOTrainer) -> Iterator[None]:
-    """Norms and rotary embeddings as transformers wrote them; the benchmark's models are Gemmas."""
-    norm, rotary = modeling_gemma.GemmaRMSNorm, "apply_rotary_pos_emb"
-    with (
-        mock.patch.object(norm, "forward", norm.forward.__wrapped__),
-        mock.patch.object(modeling_gemma, rotary, getattr(modeling_gemma, rotary).__wrapped__),
-    ):
-        yield
-
-
 LEVERS = (
     Lever("16-bit adapters", peft_adapters, ways=("lora",)),
-    Lever("closed gradients", autograd_norms),
     Lever("no checkpointing", checkpointing),
     Lever("a graph samples", transformers_generate, cuda_alone=True),
     Lever("rows aligned left, last layer at responses", whole_rows),

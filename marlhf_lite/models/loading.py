@@ -37,8 +37,6 @@ from marlhf_lite.models.actor_critic import (
     without_dropout,
 )
 from marlhf_lite.models.adapters import hub_errors, is_full_model, is_sharded_folder
-from marlhf_lite.models.gradients import use_closed_gradients
-from marlhf_lite.models.last_layer import has_plain_last_layer
 from marlhf_lite.models.lora import use_merged_forward
 from marlhf_lite.models.score_heads import ensure_classifier, with_head
 from marlhf_lite.models.shard_names import METADATA, TRAINER_SHARDS
@@ -123,8 +121,6 @@ def load_base(options: ModelConfig) -> PreTrainedModel:
     models that are made from it have them, too.
     """
     base = _load_base(options)
-    if has_plain_last_layer(base.base_model):
-        use_closed_gradients(base)
     return use_fused_kernels(base) if options.fused_kernels else base
 
 
