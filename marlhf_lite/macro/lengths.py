@@ -97,8 +97,9 @@ def _check_lengths(lengths: tuple[int, ...]) -> None:
 
 def _shuffle(lengths: Tensor, seed: int, step: int, process: int) -> Tensor:
     """[B,K]: each row of lengths [B,K] in its own order, by sorting a random key per entry; zeros last."""
-    # the first process draws what one alone does
-    name = f"{seed} {step} {process}" if process else f"{seed} {step}"
+    name = f"{seed} {step}"
+    if process:  # the first process draws what one alone does
+        name += f" {process}"
     generator = torch.Generator().manual_seed(random.Random(name).getrandbits(63))
     keys = torch.rand(lengths.shape, generator=generator).to(lengths.device)
     return lengths.gather(1, keys.masked_fill(lengths == 0, 2.0).argsort(dim=1, stable=True))
