@@ -28,17 +28,26 @@ def critic_numbers(values: Tensor, scores: Tensor, mask: Tensor) -> dict[str, Te
     """
     tokens = MacroActions.from_starts(mask, mask)  # single tokens, without the holes between turns
     rewards = exact(macro_rewards(torch.zeros_like(values), scores, tokens))
-    # a value is of later rewards
-    values, targets = exact(tokens.sum(values)), rewards.flip(1).cumsum(1).flip(1)
+    values = exact(tokens.sum(values))
     mask = tokens.mask.to(values.device)
-    quarter, scores, last = quarters(mask), targets[:, 0], (mask.sum(1) - 1).clamp(min=0)
-    known = values + scores[:, None] - targets  # with the scores of earlier turns
+
+    targets = rewards.flip(1).cumsum(1).flip(1)  # a value is of later rewards
+    score = targets[:, 0]
+    known = values + score[:, None] - targets  # with the scores of earlier turns
+    last = (mask.sum(1) - 1).clamp(min=0)
     change = known.gather(1, last[:, None])[:, 0] - known[:, 0]
-    numbers = {"score": scores, "change": change, "change times score": change * scores}
-    numbers["step"] = known.diff(dim=1)[mask[:, 1:]]
-    for i, part in enumerate(PARTS):
-        inside = quarter == i - 1 if part else mask
-        numbers |= {f"target{part}": targets[inside], f"error{part}": (targets - values)[inside]}
+    numbers = {
+        "score": score,
+        "change": change,
+        "change times score": change * score,
+        "step": known.diff(dim=1)[mask[:, 1:]],
+    }
+
+    quarter = quarters(mask)
+    regions = {"": mask} | {f"_q{i + 1}": quarter == i for i in range(4)}
+    for part, inside in regions.items():
+        numbers[f"target{part}"] = targets[inside]
+        numbers[f"error{part}"] = (targets - values)[inside]
     return numbers
 
 
@@ -52,19 +61,17 @@ def critic_metrics(statistics: Mapping[str, Moments]) -> dict[str, float]:
     - credit_seen: Cov(V(s_T) − V(s_0), score) / Var(score): the share s of the credit that the critic has passed on
       before the last token (`marlhf_lab.credit.credit` measures s at every token, against Monte-Carlo values).
     """
-    names = {part: (f"target{part}", f"error{part}") for part in PARTS}
-    row = {
-        f"score_explained_variance{x}": explained_variance(statistics[t], statistics[e])
-        for x, (t, e) in names.items()
-    }
-    covariance = (
-        statistics["change times score"].mean - statistics["score"].mean * statistics["change"].mean
-    )
-    variance = statistics["score"].variance
-    return row | {
-        "value_noise": statistics["step"].square ** 0.5,
-        "credit_seen": covariance / variance if variance else 0.0,
-    }
+    row = {}
+    for part in PARTS:
+        target = statistics[f"target{part}"]
+        error = statistics[f"error{part}"]
+        row[f"score_explained_variance{part}"] = explained_variance(target, error)
+    row["value_noise"] = statistics["step"].square ** 0.5
+
+    score = statistics["score"]
+    covariance = statistics["change times score"].mean - score.mean * statistics["change"].mean
+    row["credit_seen"] = covariance / score.variance if score.variance else 0.0
+    return row
 
 
 def diagnose_critic(

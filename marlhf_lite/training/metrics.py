@@ -41,17 +41,18 @@ class Moments(NamedTuple):
 
 def moments(numbers: Mapping[str, Tensor], accelerator: Accelerator) -> dict[str, Moments]:
     """The moments of each name's numbers over all processes, in float64."""
-    sums: dict[str, Tensor | int] = {}
+    sums: dict[str, Tensor | float] = {}
     for name, x in numbers.items():
         x = exact(x)
-        sums |= {
-            f"{name} n": x.numel(),
-            f"{name} total": x.sum(),
-            f"{name} squares": x.square().sum(),
-        }
-    sums = sum_over_processes(sums, accelerator)
+        sums[f"{name} n"] = x.numel()
+        sums[f"{name} total"] = x.sum()
+        sums[f"{name} squares"] = x.square().sum()
+    sums = sum_over_processes(sums, accelerator)  # one wait for the device
     return {
-        name: Moments(*(sums[f"{name} {what}"] for what in Moments._fields)) for name in numbers
+        name: Moments(
+            n=sums[f"{name} n"], total=sums[f"{name} total"], squares=sums[f"{name} squares"]
+        )
+        for name in numbers
     }
 
 
@@ -64,12 +65,11 @@ def update_metrics(
     batch: Batch, old: Experience, config: PPOTrainerConfig, accelerator: Accelerator
 ) -> dict[str, float]:
     """Metrics of one update over all processes; `old` are of the whole batch."""
-    rollout, macro_actions, steps, mask = (
-        batch.rollout,
-        batch.macro_actions,
-        batch.steps,
-        batch.rollout.mask,
-    )
+    rollout = batch.rollout
+    mask = rollout.mask
+    macro_actions = batch.macro_actions
+    steps = batch.steps
+
     means = {
         "score_mean": rollout.scores,
         "response_length": rollout.lengths,
@@ -77,40 +77,50 @@ def update_metrics(
         "entropy": old.entropy[mask],
         "macro_actions": macro_actions.mask.sum(1),
         "macro_length": macro_actions.lengths[macro_actions.mask],
+        # KL(π || π_ref) of each response, in nats.
+        "kl_k1": kl_per_token(old.logprobs, rollout.ref_logprobs, mask, "k1").sum(1),
+        "kl_k3": kl_per_token(old.logprobs, rollout.ref_logprobs, mask, "k3").sum(1),
     }
-    for estimator in ("k1", "k3"):  # of each response's KL(π || π_ref), in nats
-        means[f"kl_{estimator}"] = kl_per_token(
-            old.logprobs, rollout.ref_logprobs, mask, estimator
-        ).sum(1)
     if rollout.gold is not None:
         means["gold_mean"] = rollout.gold
     if rollout.turns is not None:
         means["turns"] = torch.tensor([len(turns) for turns in rollout.turns])
-        cut = [sum("observation_cut" in turn for turn in turns) for turns in rollout.turns]
-        means["cut_observations"] = torch.tensor(cut)
-    elements = {"advantage": old.advantages, "q": old.returns}
-    for name, x in elements.items():  # the norm over a response's macro actions (figure 11)
-        means[f"{name}_norm"] = exact(x.masked_fill(~steps.mask, 0.0)).norm(dim=1)
+        means["cut_observations"] = torch.tensor([_count_cut(turns) for turns in rollout.turns])
+    means["advantage_norm"] = _norm_of_responses(old.advantages, steps.mask)
+    means["q_norm"] = _norm_of_responses(old.returns, steps.mask)
+
     # Explained variance is over tokens: each one's value against the return of its macro action.
     returns = exact(steps.broadcast(old.returns)[mask])
-    numbers = means | {name: x[steps.mask] for name, x in elements.items()}
-    statistics = moments(
-        numbers | {"return": returns, "error": returns - exact(old.values[mask])}, accelerator
-    )
-    row = {name: statistics[name].mean for name in means}
-    return (
-        row
-        | {f"{name}_rms": statistics[name].square ** 0.5 for name in elements}
-        | {
-            "score_std": statistics["score_mean"].variance ** 0.5,
-            "explained_variance": explained_variance(statistics["return"], statistics["error"]),
-            "kl_coef": config.kl_coef,
-            # Mean pooling, as in the released code, divides each KL reward by the length of its macro action.
-            "effective_kl_coef": config.kl_coef
-            / (row["macro_length"] if config.reward_pooling == "mean" else 1.0),
-            "tokens": int(statistics["response_length"].total),
-        }
-    )
+    others = {
+        "advantage": old.advantages[steps.mask],
+        "q": old.returns[steps.mask],
+        "return": returns,
+        "error": returns - exact(old.values[mask]),
+    }
+    statistics = moments(means | others, accelerator)
+
+    row: dict[str, float] = {name: statistics[name].mean for name in means}
+    row["advantage_rms"] = statistics["advantage"].square ** 0.5
+    row["q_rms"] = statistics["q"].square ** 0.5
+    row["score_std"] = statistics["score_mean"].variance ** 0.5
+    row["explained_variance"] = explained_variance(statistics["return"], statistics["error"])
+    row["kl_coef"] = config.kl_coef
+    row["effective_kl_coef"] = config.kl_coef
+    if config.reward_pooling == "mean":
+        # As in the released code, this divides each KL reward by the length of its macro action.
+        row["effective_kl_coef"] /= row["macro_length"]
+    row["tokens"] = int(statistics["response_length"].total)
+    return row
+
+
+def _norm_of_responses(x: Tensor, mask: Tensor) -> Tensor:
+    """[B] norm of x [B, S] over a response's macro actions (figure 11)."""
+    return exact(x.masked_fill(~mask, 0.0)).norm(dim=1)
+
+
+def _count_cut(turns: list[dict]) -> int:
+    """How many observations of a dialogue were cut."""
+    return sum("observation_cut" in turn for turn in turns)
 
 
 def mean_over_steps(steps: Sequence[dict[str, float]]) -> dict[str, float]:
