@@ -249,7 +249,7 @@ class PPOTrainer:
             row |= self.reward.metrics()
         row = self.loop.record(row, clock, rollout, macro_actions)
         if self.state.updates_done == 1 or self.loop.is_due(self.config.checkpoint_every):
-            self.memory.run(lambda: sampler_checks.check_forms(self, rollout), alone=True)
+            self._check_forms(rollout)
         return row
 
     # -- 1. rollout -------------------------------------------------------------------------------
@@ -435,6 +435,19 @@ class PPOTrainer:
             return sampler_checks.check_sampled(
                 rollout, self.models.policy, old.logprobs, self.accelerator
             )
+
+    def _check_forms(self, rollout: Rollout) -> None:
+        """Raise `InputError` if the policy with its adapter merged, which samples here, is not the one that trains."""
+        if is_remote(self.sampler):
+            return
+
+        def check() -> None:
+            few = rollout.select(slice(self.state.micro_batch.now))
+            sampler_checks.check_forms(
+                self.models.policy, few, self.logprob_temperature, self.accelerator
+            )
+
+        self.memory.run(check, alone=True)
 
     # -- passes through policy and critic ---------------------------------------------------------
 

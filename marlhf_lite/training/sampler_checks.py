@@ -3,13 +3,14 @@
 import math
 
 import torch
+from accelerate import Accelerator
 from peft import PeftModel
 from torch import Tensor
 
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.models.tied import LARGEST_LOSS
 from marlhf_lite.training.distributed import sum_over_processes
-from marlhf_lite.training.rollout import Rollout, is_remote, merged_adapter
+from marlhf_lite.training.rollout import Rollout, merged_adapter
 from marlhf_lite.utils.errors import InputError, ServerError
 
 # Largest mean of |log π of the sampler - log π of the trainer| in nats a token, by the number format of the trainer's
@@ -35,47 +36,54 @@ def check_sampled(
     if rollout.sampled_logprobs is None:
         return {}
     if logprobs is None:
-        logprobs = policy(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0]
+        width = rollout.mask.shape[1]
+        logprobs, _ = policy(rollout.tokens, rollout.attention_mask, width)
     gaps = (logprobs - rollout.sampled_logprobs).abs()[rollout.mask]
     sums = {"gap": gaps.sum(), "beyond": (gaps > math.log(3)).sum(), "tokens": rollout.mask.sum()}
-    dtype = ran_in = next(policy.parameters()).dtype
+    dtype = next(policy.parameters()).dtype
+    ran_in = dtype
     if accelerator is not None:
-        sums, ran_in = (
-            sum_over_processes(sums, accelerator),
-            AUTOCAST.get(accelerator.mixed_precision, dtype),
-        )
-    difference, beyond = (float(sums[name] / sums["tokens"]) for name in ("gap", "beyond"))
-    # weights are rounded, too
-    if not difference <= max(SAMPLED_TOLERANCE[dtype], SAMPLED_TOLERANCE[ran_in]):
+        sums = sum_over_processes(sums, accelerator)
+        ran_in = AUTOCAST.get(accelerator.mixed_precision, dtype)
+    difference = float(sums["gap"] / sums["tokens"])
+    beyond = float(sums["beyond"] / sums["tokens"])
+    tolerance = max(SAMPLED_TOLERANCE[dtype], SAMPLED_TOLERANCE[ran_in])  # weights are rounded, too
+    if not difference <= tolerance:  # also if it is not a number
         what = f"the log-probabilities are {difference:.4f} nats a token from the policy's: not the same model"
-        raise ServerError(
-            f"{what}: sample from --model in --dtype {str(dtype).removeprefix('torch.')}"
-        )
+        fix = f"sample from --model in --dtype {str(dtype).removeprefix('torch.')}"
+        raise ServerError(f"{what}: {fix}")
     return {"sampler_difference": difference, "sampler_beyond": beyond}
 
 
 @torch.no_grad()
-def check_forms(trainer, rollout: Rollout) -> None:
-    """Compare the policy in the form that samples, its adapter merged, with the form that trains, on a micro-batch.
+def check_forms(
+    policy: PolicyModel, rollout: Rollout, temperature: float, accelerator: Accelerator
+) -> None:
+    """Compare the policy in the form that samples, its adapter merged, with the form that trains, on these responses.
 
     Raises `InputError` if ‖log π_sampled − log π‖ / ‖log π − log π_ref‖ is above `LARGEST_LOSS`, and the error above
-    rounding. What is not finite is left to the update; servers and policies without an adapter have one form.
+    rounding. What is not finite is left to the update; policies without an adapter have one form.
     """
-    policy, part = trainer.models.policy, rollout.select(slice(trainer.micro_batch_size)).trim()
-    if not isinstance(policy.model, PeftModel) or is_remote(trainer.sampler):
+    if not isinstance(policy.model, PeftModel):
         return
-    inputs = (part.tokens, part.attention_mask, part.mask.shape[1], trainer.logprob_temperature)
-    trained = policy(*inputs)[0]
+    part = rollout.trim()
+    inputs = (part.tokens, part.attention_mask, part.mask.shape[1], temperature)
+    trained, _ = policy(*inputs)
     with merged_adapter(policy.model):
-        sampled = policy(*inputs)[0]
-    pairs = {"error": sampled - trained, "change": trained - part.ref_logprobs, "size": trained}
-    sums = {name: x[part.mask].square().sum() for name, x in pairs.items()}
-    norms = {
-        name: float(x) ** 0.5 for name, x in sum_over_processes(sums, trainer.accelerator).items()
+        sampled, _ = policy(*inputs)
+
+    sums = {
+        "error": (sampled - trained)[part.mask].square().sum(),
+        "change": (trained - part.ref_logprobs)[part.mask].square().sum(),
+        "size": trained[part.mask].square().sum(),
     }
-    rounding = ROUNDING * torch.finfo(trained.dtype).eps * norms["size"]
-    if norms["error"] > max(LARGEST_LOSS * norms["change"], rounding):
-        share = norms["error"] / norms["change"] if norms["change"] else math.inf
+    sums = sum_over_processes(sums, accelerator)
+    error = sums["error"] ** 0.5
+    change = sums["change"] ** 0.5
+    size = sums["size"] ** 0.5
+    rounding = ROUNDING * torch.finfo(trained.dtype).eps * size
+    if error > max(LARGEST_LOSS * change, rounding):
+        share = error / change if change else math.inf
         what = f"the policy that samples is {share:.2f} of the policy's change away from the one that trains"
         fix = "give an adapter of other layers (--lora_target_modules all-linear)"
         raise InputError(f"the adapter of --sft, merged into the base: {what}: {fix}")
