@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     *ROOT.glob("*.md"),
-    *(p for folder in ("docs", "book", "benchmarks") for p in ROOT.glob(f"{folder}/*.md")),
+    *(p for folder in ("docs", "book", "benchmarks", "tests") for p in ROOT.glob(f"{folder}/*.md")),
 ]
 NOTEBOOKS = sorted([*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("notebooks/solutions/*.ipynb")])
 LESSONS = [path for path in NOTEBOOKS if path.parent.name == "notebooks"]
@@ -79,6 +79,11 @@ def test_readme_is_short():
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 130
     assert not [line for line in lines if len(line) > 120 and not line.startswith(("|", "[!["))]
+
+
+def test_the_page_on_tests_names_every_file_of_tests():
+    named = set(re.findall(r"`(test_\w+\.py)`", prose(ROOT / "tests" / "README.md")))
+    assert named == {path.name for path in ROOT.glob("tests/test_*.py")}
 
 
 def test_every_name_in_the_glossary_is_in_the_library():
