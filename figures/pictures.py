@@ -1,7 +1,8 @@
 """Take a picture of every diagram and figure to play with: `python figures/pictures.py` writes a PNG beside each.
 
 JupyterLab shows neither SVG nor pages of a notebook that nobody has trusted, and GitHub no pages: there the picture is
-shown. It needs a Chromium browser (see book/print_pdf.py), and holds a mark of the file it was taken of.
+shown. A diagram that moves also gets a GIF, for slides and pages that show no moving SVG. The program needs a Chromium
+browser (see book/print_pdf.py). Each picture holds a mark of the file it was taken of.
 """
 
 import re
@@ -47,7 +48,15 @@ def take(browser: str, source: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         shot = Path(folder) / "shot.png"
         size = f"--window-size={width(source)},{HEIGHT}"
-        browse(browser, source, f"--screenshot={shot}", size, "--hide-scrollbars")
+        # What moves is shown at its end.
+        browse(
+            browser,
+            source,
+            f"--screenshot={shot}",
+            size,
+            "--hide-scrollbars",
+            "--force-prefers-reduced-motion",
+        )
         picture = Image.open(shot).convert("RGB")
     background = Image.new(
         "RGB", picture.size, picture.getpixel((picture.width - 1, picture.height - 1))
@@ -59,6 +68,32 @@ def take(browser: str, source: Path) -> None:
     note = PngInfo()
     note.add_text("source", mark(source))
     picture.save(source.with_suffix(".png"), optimize=True, pnginfo=note)
+
+
+def film(browser: str, source: Path) -> None:
+    """Write a GIF of one period of a diagram that moves, from pictures of the motion stopped at each frame."""
+    text = source.read_text("utf-8")
+    period = float(re.search(r"animation: \w+ (\d+)s", text)[1])
+    frames_per_second = 5
+    frames = []
+    with tempfile.TemporaryDirectory() as folder:
+        for i in range(round(period * frames_per_second)):
+            delay = f"animation-delay: -{i / frames_per_second}s !important"
+            stopped = f"* {{ animation-play-state: paused !important; {delay}; }}"
+            still, shot = Path(folder) / "still.svg", Path(folder) / f"{i}.png"
+            still.write_text(text.replace("</style>", f"{stopped}\n</style>"), encoding="utf-8")
+            height = re.search(r'<svg[^>]* height="(\d+)', text)[1]
+            size = f"--window-size={width(source)},{height}"
+            browse(browser, still, f"--screenshot={shot}", size, "--hide-scrollbars")
+            frames.append(Image.open(shot).convert("RGB").quantize(colors=32))
+    frames[0].save(
+        source.with_suffix(".gif"),
+        save_all=True,
+        append_images=frames[1:],
+        duration=1000 // frames_per_second,
+        loop=0,
+        comment=mark(source).encode(),
+    )
 
 
 def is_new(source: Path) -> bool:
@@ -73,3 +108,5 @@ if __name__ == "__main__":
     for path in sources():
         if not is_new(path):
             take(find_browser(), path)
+            if "@keyframes" in path.read_text("utf-8"):
+                film(find_browser(), path)

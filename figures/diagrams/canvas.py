@@ -56,8 +56,12 @@ class Canvas:
         bold: bool = False,
         colour: str = INK,
         anchor: str = "middle",
+        kind: str = "",
     ) -> None:
-        """Write one or several lines; y is the middle of their height. ^x, or ^(x y), is a superscript."""
+        """Write one or several lines; y is the middle of their height. ^x, or ^(x y), is a superscript.
+
+        `kind` is a class of the diagram's own style, as for a part that moves.
+        """
         lines, step = words.split("\n"), 1.32 * size
         first = y + 0.35 * size - step * (len(lines) - 1) / 2
         weight = ' font-weight="bold"' if bold else ""
@@ -67,7 +71,10 @@ class Canvas:
             inside, marks = re.subn(r"\^(?:\(([^)]*)\)|(\w))", raised, escape(line))
             # some drop such a space
             inside = re.sub(r'(<tspan dy="[\d.]+")> ', rf'\1 dx="{0.28 * size:g}">', inside)
-            self._parts.append(f"<text {place}{weight}>{inside}{'</tspan>' * marks}</text>")
+            of_kind = f' class="{kind}"' if kind else ""
+            self._parts.append(
+                f"<text {place}{weight}{of_kind}>{inside}{'</tspan>' * marks}</text>"
+            )
 
     def note(self, y: float, words: str) -> None:
         """Write a remark from the left margin on, in lines that fit; y is the middle of the first one."""
@@ -157,6 +164,20 @@ class Canvas:
                 self.text(x + w / 2, y + h / 2, word, size, bold)
             self._parts.append("</g>")
             x += w
+
+    def style(self, rules: str) -> None:
+        """Give the diagram a style of its own, such as how its parts move. Without motion it must show everything."""
+        self._parts.append(f"<style>\n{rules}\n</style>")
+
+    def cover(self, x: float, y: float, w: float, h: float, kind: str) -> None:
+        """Hide what lies here; a style uncovers it from the right to the left."""
+        place = f'x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}"'
+        origin = f'style="transform-origin: {x:g}px {y:g}px"'
+        self._parts.append(f'<rect {place} fill="{PANEL}" class="{kind}" {origin}/>')
+
+    def ball(self, x: float, y: float, colour: str, kind: str) -> None:
+        """Draw a small ball that a style moves."""
+        self._parts.append(f'<circle cx="{x:g}" cy="{y:g}" r="6" fill="{colour}" class="{kind}"/>')
 
     def svg(self) -> str:
         size = f'width="{WIDTH}" height="{self.height}" viewBox="0 0 {WIDTH} {self.height}"'

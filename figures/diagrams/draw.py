@@ -3,13 +3,15 @@
 canvas           palette, font and shapes
 schemes          diagrams that show how parts stand to each other
 worked_examples  diagrams with numbers
+moving           the diagram that moves
 
 A diagram is one function: its name is the file's, its docstring holds title and description.
 """
 
 from pathlib import Path
 
-import schemes  # noqa: F401  (each module registers its diagrams)
+import moving  # noqa: F401  (each module registers its diagrams)
+import schemes  # noqa: F401
 import worked_examples  # noqa: F401
 from canvas import DIAGRAMS
 
