@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 import sys
 
 import pandas as pd
@@ -202,6 +203,25 @@ def test_comparison():
     )
 
 
+@pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: {"a": inner}])
+def test_deep_values_are_compared_without_recursion(wrap):
+    right, wrong = 1, 2
+    for _ in range(100_000):
+        right, wrong = wrap(right), wrap(wrong)
+    assert same(right, right) and not same(right, wrong) and not same(wrong, 2)
+
+
+def test_deep_values_of_programs_end_no_run(executor):
+    """Each is right, wrong or unsupported, but no error of this process, however deep its own stack is."""
+    deep = json.loads("[" * 450 + "]" * 450)
+    for depth in (100, 450, 900, 5000):
+        program = (
+            f"def f():\n    x = []\n    for _ in range({depth - 1}):\n        x = [x]\n    return x"
+        )
+        outcome = run_tests(program, [Test([], deep, "f")], executor)
+        assert not any(outcome.passed) or depth == 450
+
+
 # Right programs that are easily taken for wrong: (tests in APPS's form, program). Monty lacks what the last ones use.
 
 
@@ -339,6 +359,7 @@ def test_a_sandbox_that_cannot_start_is_refused(monkeypatch, tmp_path):
         "#!/bin/sh\necho 'bwrap: No permissions to create a new namespace' >&2\nexit 1\n"
     )
     broken.chmod(0o755)
+    (tmp_path / "ldd").symlink_to(shutil.which("ldd"))
     monkeypatch.setattr(bubblewrap, "_as_nobody", lambda: ())
     monkeypatch.setenv("PATH", str(tmp_path))
     fails(lambda: run_tests("x = 1", ADD, "bubblewrap"), "No permissions", "executor monty")

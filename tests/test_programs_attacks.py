@@ -7,9 +7,11 @@ is a secret, so a program passes only if it finds the secret somewhere.
 import contextlib
 import ctypes
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -19,7 +21,7 @@ import pytest
 import yaml
 from conftest import ready
 
-from marlhf_lite.extras.programs import Test, TestRunner
+from marlhf_lite.extras.programs import Test, TestRunner, bubblewrap
 from marlhf_lite.extras.programs.bubblewrap import _command
 
 SECONDS = 1.0
@@ -94,6 +96,82 @@ def test_the_expected_output_is_nowhere(executor, kind, monkeypatch, tmp_path):
     found = repr(given)
     assert told in found  # the search works: what the program was given, it finds
     assert secret not in found and "root:" not in found
+
+
+LISTS_FILES = """
+import os
+def f():
+    found = []
+    for folder, _, names in os.walk("/"):
+        for name in names:
+            path = os.path.join(folder, name)
+            try:
+                with open(path, "rb") as file:
+                    if file.read(1):
+                        found.append(path)
+            except OSError:
+                pass
+    return found
+"""
+
+
+def files_that_a_program_can_read(command):
+    sandbox = bubblewrap.BubblewrapExecutor(30.0, command=command)
+    [(status, found)] = sandbox.results(LISTS_FILES, [Test([], None, "f")])
+    assert status == "ran"
+    return set(found)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="bubblewrap is for Linux")
+def test_a_program_can_read_python_and_its_libraries_alone():
+    """No data set or key anywhere: /usr/src, /usr/local, /opt, /var, /etc, /home and /proc are not there at all."""
+    command = ready("bubblewrap").command
+    python = command[command.index("-ISB") - 1]
+    ask = "import sys; print(*sys.path, sep='\\n')"
+    asked = subprocess.run([python, "-ISB", "-c", ask], capture_output=True, text=True, check=True)
+    standard_library = tuple(f"{folder}/" for folder in asked.stdout.split())
+    found = files_that_a_program_can_read(command)
+    others = {path for path in found if not path.startswith(standard_library)}
+    assert len(found) > 100 and python in others
+    for path in others - {python, "/tmp/stdin", "/tmp/stdout"}:
+        assert ".so" in Path(path).name, path
+    assert not {path for path in found if "-packages" in path or ".json" in path}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="bubblewrap is for Linux")
+def test_the_folders_around_an_interpreter_stay_outside(monkeypatch):
+    """As conda and uv have it: the interpreter in the user's home, packages below its standard library."""
+    ready("bubblewrap")
+    system = Path("/usr/bin/python3").resolve()
+    library = Path("/usr/lib") / system.name
+    if not library.is_dir():
+        pytest.skip("the system's Python is not where Debian has it")
+    # Not in tmp_path, which an unprivileged user cannot enter.
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder, "home")
+        python = home / ".conda/envs/e/bin" / system.name
+        modules = home / ".conda/envs/e/lib" / system.name
+        python.parent.mkdir(parents=True)
+        shutil.copy(system, python)
+        leave_out = shutil.ignore_patterns("test", "config-*", "dist-packages", "sitecustomize.py")
+        shutil.copytree(library, modules, ignore=leave_out)
+        places = [home / ".ssh/id_rsa", home / "data/tests.jsonl", python.parent / "tests.jsonl"]
+        places += [modules / "site-packages/a_wheel/tests.jsonl.gz", modules / "tests.jsonl"]
+        places += [modules.parent / "tests.jsonl", modules / "dist-packages/tests.jsonl"]
+        for place in places:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text("secret")
+        subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
+
+        bubblewrap._command.cache_clear()
+        monkeypatch.setattr(sys, "executable", str(python))
+        command = bubblewrap._command()
+        monkeypatch.undo()
+        bubblewrap._command.cache_clear()
+        assert str(python) in command  # not the system's, to which it would go back
+        found = files_that_a_program_can_read(command)
+        assert str(python) in found and str(modules / "json/decoder.py") in found
+        assert not found & set(map(str, places))
 
 
 def test_files_outside_stay_as_they_are(executor, tmp_path):

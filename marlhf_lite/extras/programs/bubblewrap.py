@@ -1,13 +1,14 @@
 """Programs in CPython inside bubblewrap (`bwrap`), for Linux: separate namespaces, and limits of the kernel.
 
-The sandbox starts as an unprivileged user, because the kernel does not count the processes of root. It sees the
-system's Python read-only and two files; no /proc, no /dev, no environment and no network. It can start neither
-processes nor threads, and has few system calls (`system_calls`). Limits and filter hold for every process in it,
-bwrap's own included.
+The sandbox starts as an unprivileged user, because the kernel does not count the processes of root. It sees one Python
+read-only (`_python_without_packages`) and two files; no other file of this machine, no /proc, no /dev, no environment
+and no network. It can start neither processes nor threads, and has few system calls (`system_calls`). Limits and
+filter hold for every process in it, bwrap's own included.
 """
 
 import contextlib
 import functools
+import json
 import marshal
 import math
 import os
@@ -26,11 +27,12 @@ from typing import Any, BinaryIO
 from marlhf_lite.extras.programs.protocol import ENCODE, OUTPUT_BYTES, Executor, decode
 from marlhf_lite.extras.programs.system_calls import ARCHITECTURES, rules
 from marlhf_lite.extras.programs.tests import NO_OUTPUT, STATUSES, Result, Test
-from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.errors import InputError, one_line
 
 NOBODY = "65534"
 INSIDE = Path(__file__).with_name("inside.py").read_text(encoding="utf-8")
-FOLDERS = ("/usr", "/bin", "/lib", "/lib64")
+# Run by an interpreter: the folders of its standard library, and the names of the modules and packages in them.
+TELL_LIBRARY = "import json, sys; print(json.dumps([sys.path, sorted(sys.stdlib_module_names)]))"
 FILES = ("stdin", "stdout")  # of the program; it cannot create others
 
 
@@ -146,8 +148,14 @@ def _command() -> tuple[str, ...]:
     if platform.machine() not in ARCHITECTURES:
         known = " and ".join(ARCHITECTURES)
         raise InputError(f"--executor bubblewrap: it runs only on {known}: give --executor monty")
-    for python in dict.fromkeys((os.path.realpath(sys.executable), "/usr/bin/python3")):
-        command = (*_as_nobody(), bwrap, *_options(bwrap, python), python, "-ISB", "-c", INSIDE)
+    for python in dict.fromkeys(map(os.path.realpath, (sys.executable, "/usr/bin/python3"))):
+        try:
+            visible = _python_without_packages(python)
+        except (OSError, subprocess.CalledProcessError) as error:
+            reason = f"{python}: {one_line(error)}"
+            continue
+        options = _options(bwrap, visible)
+        command = (*_as_nobody(), bwrap, *options, python, "-ISB", "-c", INSIDE)
         reason = _fault(command)
         if not reason:
             return command
@@ -177,8 +185,62 @@ def _as_nobody() -> tuple[str, ...]:
     return ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--no-new-privs")
 
 
-def _options(bwrap: str, python: str) -> list[str]:
-    """Return the options of bwrap for this interpreter, as far as the installed version knows them."""
+def _python_without_packages(python: str) -> list[str]:
+    """Return the options of bwrap that show this interpreter, its standard library and its shared libraries.
+
+    Nothing else of the machine is shown: a folder such as /usr or the parent of an interpreter also holds data sets,
+    wheels and keys, and a program that reads the expected outputs would be paid for them. This works for interpreters
+    of any layout (Debian, conda, uv, pyenv), because each is asked where its own files are.
+
+    Raises `OSError` or `CalledProcessError` if the interpreter or `ldd` does not start.
+    """
+    ask = {"capture_output": True, "text": True}
+    told = subprocess.run([python, "-ISB", "-c", TELL_LIBRARY], check=True, **ask).stdout
+    folders, standard_names = json.loads(told)
+    folders = [folder for folder in folders if os.path.isdir(folder)]
+    options = ["--ro-bind", python, python]
+    for folder in folders:
+        options += ["--ro-bind", folder, folder]
+    for folder in folders:
+        options += _hide_all_but_modules(Path(folder), set(standard_names), folders)
+
+    extension_modules = []
+    for folder in folders:
+        extension_modules += map(str, Path(folder).glob("*.so"))
+    # `ldd` exits with 1 for an interpreter without shared libraries.
+    linked = subprocess.run(["ldd", python, *extension_modules], **ask).stdout
+    # Lines such as "libm.so.6 => /lib/x86_64-linux-gnu/libm.so.6 (0x00007f9b9ebde000)".
+    libraries = {os.path.normpath(path) for path in re.findall(r"(/\S.*) \(0x", linked)}
+    for library in sorted(libraries):
+        options += ["--ro-bind", library, library]
+    # Inside, the loader has neither its cache in /etc nor /proc, which tells it where the interpreter is.
+    library_folders = sorted({os.path.dirname(library) for library in libraries})
+    return [*options, "--setenv", "LD_LIBRARY_PATH", ":".join(library_folders)]
+
+
+def _hide_all_but_modules(folder: Path, names: set[str], shown: list[str]) -> list[str]:
+    """Return the options that put something empty over what a folder of the standard library holds besides modules.
+
+    That is site-packages, dist-packages, tests, and whatever else was put there. The modules are not shown one by one,
+    because bwrap needs about a millisecond for each.
+    """
+    options = []
+    for entry in sorted(folder.iterdir()):
+        name = entry.name.split(".")[0]
+        # `sysconfig` reads the module `_sysconfigdata...`, whose name differs between systems.
+        is_module = name in names or name.startswith("_sysconfigdata") or entry.suffix == ".so"
+        # A link shows nothing that is not shown itself.
+        if is_module or name == "__pycache__" or str(entry) in shown or entry.is_symlink():
+            continue
+        if entry.is_dir():
+            options += ["--tmpfs", str(entry)]
+        else:
+            options += ["--ro-bind", os.devnull, str(entry)]
+    return options
+
+
+def _options(bwrap: str, visible: list[str]) -> list[str]:
+    """Return the options of bwrap, as far as the installed version knows them; `visible` shows the interpreter."""
     known = subprocess.run([bwrap, "--help"], capture_output=True, text=True).stdout
     options = [
         "--unshare-all",
@@ -187,18 +249,15 @@ def _options(bwrap: str, python: str) -> list[str]:
         "--new-session",
         "--clearenv",
     ]
-    # `_start` fills in the numbers
+    # `BubblewrapExecutor.report` puts numbers of files in the place of FILTER and INFO.
     options += ["--cap-drop", "ALL", "--seccomp", "FILTER", "--info-fd", "INFO"]
     # Older versions have neither --disable-userns, which closes the kernel's namespaces to the program, nor --size.
-    options += ["--disable-userns"] if "--disable-userns" in known else []
-    for folder in FOLDERS:
-        if os.path.islink(folder):
-            options += ["--symlink", os.readlink(folder), folder]
-        elif os.path.isdir(folder):
-            options += ["--ro-bind", folder, folder]
-    prefix = str(Path(python).parents[1])
-    if not prefix.startswith("/usr"):
-        options += ["--ro-bind", prefix, prefix]
-    size = ["--size", str(4 * OUTPUT_BYTES)] if "--size" in known else []
-    files = [word for name in FILES for word in ("--file", name, f"/tmp/{name}")]
-    return [*options, *size, "--tmpfs", "/tmp", *files, "--chdir", "/tmp", "--remount-ro", "/"]
+    if "--disable-userns" in known:
+        options.append("--disable-userns")
+    if "--size" in known:
+        options += ["--size", str(4 * OUTPUT_BYTES)]
+    options += ["--tmpfs", "/tmp"]
+    options += visible  # after /tmp, because an interpreter may be in a folder of it
+    for name in FILES:
+        options += ["--file", name, f"/tmp/{name}"]
+    return [*options, "--chdir", "/tmp", "--remount-ro", "/"]

@@ -83,19 +83,30 @@ def program_reward(outcome: Outcome, strict: bool = False) -> float:
 def same(expected: Any, output: Any, rounded: bool = False) -> bool:
     """Return whether two plain values are equal. Lists equal tuples, 2 equals 2.0, True does not equal 1.
 
-    With `rounded`, two numbers may differ by rounding (see `_near`) if one of them is a float.
+    With `rounded`, two numbers may differ by rounding (see `_near`) if one of them is a float. A list of pairs that
+    are still to be compared stands in for recursion, because a program may return values nested to any depth.
     """
-    if isinstance(expected, list | tuple):
-        alike = isinstance(output, list | tuple) and len(expected) == len(output)
-        return alike and all(
-            same(*values, rounded) for values in zip(expected, output, strict=True)
-        )
-    if isinstance(expected, dict):
-        alike = isinstance(output, dict) and expected.keys() == output.keys()
-        return alike and all(same(value, output[key], rounded) for key, value in expected.items())
+    still_to_compare = [(expected, output)]
+    while still_to_compare:
+        expected, output = still_to_compare.pop()
+        if isinstance(expected, list | tuple):
+            if not isinstance(output, list | tuple) or len(expected) != len(output):
+                return False
+            still_to_compare += zip(expected, output, strict=True)
+        elif isinstance(expected, dict):
+            if not isinstance(output, dict) or expected.keys() != output.keys():
+                return False
+            still_to_compare += [(value, output[key]) for key, value in expected.items()]
+        elif not _same_single_values(expected, output, rounded):
+            return False
+    return True
+
+
+def _same_single_values(expected: Any, output: Any, rounded: bool) -> bool:
     if isinstance(expected, bool) or isinstance(output, bool):
         return expected is output
-    if rounded and {type(expected), type(output)} in ({float}, {float, int}):
+    are_a_float_and_a_number = {type(expected), type(output)} in ({float}, {float, int})
+    if rounded and are_a_float_and_a_number:
         return _near(expected, output)
     return expected == output
 
