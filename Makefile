@@ -8,6 +8,7 @@
 #   NOTEBOOKS    the notebooks to execute
 #   CHECK        if 1, `make notebooks` changes no notebook and names what left the committed outputs
 #   BROWSER      the command of the Chromium browser that prints PDF files, if it is not found by itself
+#   SEED         the number of the exam that `make exam` draws
 #   REPO         owner/name of the GitHub repository, for badges
 #   TORCH_INDEX  a package index to take torch alone from. On Linux, PyPI's torch brings gigabytes of CUDA libraries;
 #                without a GPU, TORCH_INDEX=https://download.pytorch.org/whl/cpu saves them. Read at installation only:
@@ -18,6 +19,7 @@ ARGS ?=
 WORKERS ?= logical
 NOTEBOOKS ?= notebooks/*.ipynb notebooks/solutions/*.ipynb
 REPO ?=
+SEED ?= 1
 BROWSER ?=
 TORCH_INDEX ?=
 
@@ -41,7 +43,7 @@ HOME_PAGE := [A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+(/tree/main/notebooks\))
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lab quick test lowest newest lint format bench gpu diagnosis tables notebooks book slides handout pdf badges dist clean distclean
+.PHONY: help install demo lab quick test lowest newest lint format bench gpu diagnosis tables notebooks book slides handout exam pdf badges dist clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -118,6 +120,9 @@ slides: $(VENV)/.book ## Build the deck for ninety minutes with lesson 01 in bui
 
 handout: $(STAMP) ## Copy the lessons to build/handout without outputs, with cheat sheet, homework and the page to play
 	$(BIN)/python book/handout.py notebooks build/handout
+
+exam: $(STAMP) ## Draw an exam with new numbers, and its answers, in build/exam: SEED=7
+	$(BIN)/python -m marlhf_lab.exam --seed $(SEED)
 
 pdf: book ## Print the site's lessons and the cheat sheet to build/pdf with Chromium or Chrome (see BROWSER)
 	BROWSER='$(BROWSER)' $(BIN)/python book/print_pdf.py build/book build/pdf
