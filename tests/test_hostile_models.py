@@ -2,18 +2,33 @@
 
 import io
 import json
+import os
+import pickle
 import re
 import shutil
 import sys
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from marlhf_lite.cli import main
 from marlhf_lite.evaluation.compare import comparison_table
+from marlhf_lite.models.shards import read_metadata, write_shards
+from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import append_lines
 from marlhf_lite.utils.printable import PrintableStream, printable
+from marlhf_lite.utils.seals import seal
 from marlhf_lite.utils.tables import markdown
 
 CODE = """
@@ -108,6 +123,159 @@ def test_a_model_that_transformers_knows_loads_without_its_own_code(
     assert not main(["data", str(pairs), "--model", str(folder)])
     assert not mark.exists()
 
+
+# -- shards of several processes that would run a command -------------------------------------------------------------
+
+WEIGHT = (
+    "weights.policy.model.lm_head.weight"  # as a checkpoint of PPO names a weight of its policy
+)
+
+
+class Runs:
+    """Something whose pickle makes a folder when it is read."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.mark),)
+
+
+def by_a_dotted_name(folder, mark):
+    """A pickle of protocol 4, whose names may lead from an allowed module to any other."""
+    opcodes = b"\x80\x04"
+    for word in ("torch.distributed.checkpoint.filesystem", "os.mkdir"):
+        opcodes += b"\x8c" + bytes([len(word)]) + word.encode()  # pushes a short text
+    opcodes += b"\x93"  # takes module and name
+    opcodes += b"X" + len(str(mark)).to_bytes(4, "little") + str(mark).encode()  # pushes a text
+    (folder / ".metadata").write_bytes(opcodes + b"\x85R.")  # calls
+
+
+def metadata_of(entry, place="__0_0.distcp", length=1):
+    """Metadata of one weight whose bytes are at a place."""
+    stored = {MetadataIndex(WEIGHT, torch.Size([0])): _StorageInfo(place, 0, length)}
+    stored |= {MetadataIndex(WEIGHT): _StorageInfo(place, 0, length)}
+    return Metadata({WEIGHT: entry}, storage_data=stored)
+
+
+def tensor_entry(size=1):
+    whole = ChunkStorageMetadata(torch.Size([0]), torch.Size([size]))
+    return TensorStorageMetadata(TensorProperties(), torch.Size([size]), [whole])
+
+
+def by_an_entry_of_bytes(folder, mark):
+    """Metadata of torch's own classes: torch unpickles an entry of bytes, which here claims the size of a tensor."""
+    torch.save(Runs(mark), folder / "__0_0.distcp")
+    entry = BytesStorageMetadata()
+    entry.size, entry.properties = torch.Size([1]), TensorProperties()
+    length = (folder / "__0_0.distcp").stat().st_size
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata_of(entry, length=length)))
+
+
+def by_a_function_in_the_metadata(folder, mark):
+    (folder / ".metadata").write_bytes(pickle.dumps(Runs(mark)))
+
+
+SHARDS = [by_a_dotted_name, by_an_entry_of_bytes, by_a_function_in_the_metadata]
+WITH_SHARDS = {
+    "generate": "generate --policy {evil} --prompt hi",
+    "export": "export --policy {evil} --output_dir {out}",
+    "evaluate": "evaluate --policies p={evil} --sft {evil} --dataset {data} --eval_prompts 2 --output_dir {out}",
+    "ppo": "ppo --sft {evil} --dataset tiny-tldr --size 40 --reward gold --updates 1 --batch_size 4 --output_dir {out}",
+    "reward model": "ppo --sft {evil} --rm {evil} --dataset {data} --updates 1 --batch_size 4 --output_dir {out}",
+}
+
+
+@pytest.fixture
+def evil(tiny, tmp_path):
+    """A function that makes a folder which looks like a checkpoint of several processes, by one of `SHARDS`."""
+
+    def make(way):
+        folder, mark = tmp_path / "evil", tmp_path / "it-ran"
+        folder.mkdir()
+        shutil.copy(f"{tiny.model}/config.json", folder)
+        way(folder, mark)
+        return folder, mark
+
+    return make
+
+
+@pytest.mark.parametrize("way", SHARDS)
+def test_the_attack_by_shards_works_on_a_reader_without_doors(evil, way):
+    """Else the tests below would pass whatever the doors do."""
+    folder, mark = evil(way)
+    if way is by_an_entry_of_bytes:
+        torch.load(folder / "__0_0.distcp", weights_only=False)
+    else:
+        with open(folder / ".metadata", "rb") as file:
+            pickle.load(file)
+    assert mark.is_dir()
+
+
+@pytest.mark.parametrize("command", WITH_SHARDS)
+@pytest.mark.parametrize("way", SHARDS)
+def test_no_shard_runs_code(evil, tiny, pairs, tmp_path, capsys, way, command):
+    folder, mark = evil(way)
+    words = WITH_SHARDS[command].format(evil=folder, data=pairs, out=tmp_path / "out").split()
+    assert main([*words, "--model", tiny.model, "--finetune", "full"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert not mark.exists() and str(folder) in error, error
+
+
+def test_resume_reads_no_code_in_shards(tiny, sft, tmp_path, capsys):
+    """Of a run that somebody else gave away, whose last checkpoint is a folder of shards."""
+    words = f"ppo --sft {sft} --dataset tiny-tldr --size 40 --reward gold --updates 1 --batch_size 4 --max_response_length 4"
+    run, mark = tmp_path / "run", tmp_path / "it-ran"
+    assert not main([*words.split(), "--model", tiny.model, "--output_dir", str(run)])
+    (whole,) = run.rglob("update-000001.pt")
+    for way in SHARDS:
+        folder = whole.with_name("update-000002")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        way(folder, mark)
+        state = torch.load(whole, weights_only=True)
+        del state["tensors"]
+        torch.save(state, folder / "state.pt")
+        seal(folder)
+        (run / "ppo" / "done.json").unlink(missing_ok=True)
+        assert main(["ppo", "--resume", str(run), "--updates", "3"]) == 2
+        assert "update-000002: it is damaged" in capsys.readouterr().err and not mark.exists()
+
+
+def _with(**changes):
+    """Metadata of a weight with a changed part of its entry."""
+    entry = tensor_entry()
+    vars(entry).update(changes)
+    return metadata_of(entry)
+
+
+class Subclass(TensorStorageMetadata):
+    pass
+
+
+NOT_OF_THE_FOLDER = {
+    "above": lambda: metadata_of(tensor_entry(), "../outside.distcp"),
+    "absolute": lambda: metadata_of(tensor_entry(), "/etc/passwd"),
+    "not a path": lambda: metadata_of(tensor_entry(), 3),
+    "larger than its files": lambda: metadata_of(tensor_entry(10**15)),
+    "bytes": lambda: metadata_of(BytesStorageMetadata()),
+    "a subclass": lambda: metadata_of(Subclass(TensorProperties(), torch.Size([0]), [])),
+    "not a dtype": lambda: _with(properties=TensorProperties(dtype="float32")),
+    "a part of it is nowhere": lambda: _with(chunks=[]),
+    "no metadata": lambda: {WEIGHT: tensor_entry()},
+}
+
+
+@pytest.mark.parametrize("what", NOT_OF_THE_FOLDER)
+def test_metadata_describe_tensors_in_their_folder_alone(tmp_path, what):
+    write_shards({WEIGHT: torch.ones(1)}, tmp_path)
+    assert read_metadata(tmp_path).state_dict_metadata[WEIGHT].size == torch.Size([1])
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(NOT_OF_THE_FOLDER[what]()))
+    with pytest.raises(InputError, match="damaged"):
+        read_metadata(tmp_path)
+
+
+# -- escape sequences -------------------------------------------------------------------------------------------------
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eright\x08\r"
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")

@@ -1,9 +1,15 @@
 """Folders of tensors that several processes wrote, each its part, by torch.distributed.checkpoint.
 
-A folder holds at least one file per process (`__RANK_0.distcp`), and `.metadata`, which says where each part of each
-tensor lies. Any number of processes reads it, each its own part; `join_model` needs only one.
+A folder holds at least one file per process (`__0_0.distcp`), and `.metadata`, which says where each part of each
+tensor is. Any number of processes reads it, each its own part.
+
+A folder may come from somebody who wants to run code here. Torch's own reader would: `.metadata` is a pickle, and an
+entry of bytes is another one. So there are two doors. `read_metadata` builds the classes of a closed list and nothing
+else, and then requires that every entry is a tensor whose parts are in files of this folder. `read_shards` uses a
+planner that refuses entries of bytes.
 """
 
+import math
 import pickle
 from collections.abc import Mapping
 from pathlib import Path, PurePath
@@ -11,15 +17,56 @@ from pathlib import Path, PurePath
 import torch
 from torch import Tensor
 from torch.distributed import checkpoint
+from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from marlhf_lite.models.shard_names import METADATA
 from marlhf_lite.utils.errors import InputError
 
-# What the metadata consist of. Anything else in a file may come from somebody who wants to run code here.
-CLASSES = {("torch", "Size"), ("torch.serialization", "_get_layout")}
-MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
+
+def _classes_of_metadata() -> dict[tuple[str, str], object]:
+    """Return everything that torch's metadata of tensors consist of, by the module and the name in the pickle."""
+    classes = {
+        ("torch", "Size"): torch.Size,
+        ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
+        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): filesystem._StorageInfo,
+    }
+    for kind in (
+        metadata.Metadata,
+        metadata.MetadataIndex,
+        metadata.TensorStorageMetadata,
+        metadata.TensorProperties,
+        metadata.ChunkStorageMetadata,
+        metadata.StorageMeta,
+        metadata._MEM_FORMAT_ENCODING,
+    ):
+        classes["torch.distributed.checkpoint.metadata", kind.__name__] = kind
+    # The folder in which it was written, as a path of the system that wrote it. Python 3.13 has another module.
+    for module in ("pathlib", "pathlib._local"):
+        for name in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"):
+            classes[module, name] = PurePath
+    for name, value in vars(torch).items():
+        if isinstance(value, torch.dtype):
+            classes["torch", name] = value
+    return classes
+
+
+CLASSES = _classes_of_metadata()
+# A file that torch did not write can lead the pickle, and the checks of its result, into any of these.
+ERRORS_OF_OTHER_FILES = (
+    OSError,
+    EOFError,
+    pickle.UnpicklingError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    OverflowError,
+    RecursionError,
+    MemoryError,
+)
 
 
 def write_shards(tensors: Mapping[str, Tensor], folder: Path) -> None:
@@ -36,49 +83,80 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path) -> None:
 def read_shards(tensors: Mapping[str, Tensor], folder: Path, no_dist: bool = False) -> None:
     """Fill the named tensors, of which this process may hold a part; all processes take part unless `no_dist`.
 
-    Raises `InputError` if a shard is damaged.
+    Raises `InputError` if a shard is damaged, or holds anything but tensors.
     """
     try:
-        checkpoint.load(dict(tensors), storage_reader=_Reader(str(folder)), no_dist=no_dist)
+        checkpoint.load(
+            dict(tensors),
+            storage_reader=_Reader(str(folder)),
+            planner=_TensorsOnly(),
+            no_dist=no_dist,
+        )
     except CheckpointException as error:
         raise InputError(f"it is damaged ({_reason(error)})") from None
+
+
+def read_metadata(folder: Path) -> Metadata:
+    """Read where each tensor of a folder is.
+
+    Raises `InputError` if torch did not write the file, or if it describes anything but tensors in this folder.
+    """
+    try:
+        with open(folder / METADATA, "rb") as file:
+            found = _Unpickler(file).load()
+        _check_tensors_alone(found, folder)
+    except ERRORS_OF_OTHER_FILES:
+        raise InputError(f"it is damaged ({METADATA})") from None
+    return found
+
+
+class _Unpickler(pickle.Unpickler):
+    """Builds the classes of `CLASSES`. Names are looked up in that table alone, so no dotted name leads elsewhere."""
+
+    def find_class(self, module: str, name: str) -> object:
+        if (module, name) not in CLASSES:
+            raise pickle.UnpicklingError(f"{module}.{name}")
+        return CLASSES[module, name]
+
+
+class _Reader(checkpoint.FileSystemReader):
+    """Torch's reader of shards, with metadata that run no code."""
+
+    def read_metadata(self, *args, **kwargs) -> Metadata:
+        return read_metadata(Path(str(self.path)))
+
+
+class _TensorsOnly(DefaultLoadPlanner):
+    """Torch's plan of who reads what; it refuses entries of bytes, which torch would unpickle."""
+
+    def load_bytes(self, read_item, value) -> None:
+        raise ValueError(f"{read_item.dest_index.fqn} is not a tensor")
+
+
+def _check_tensors_alone(found: Metadata, folder: Path) -> None:
+    """Raise `ValueError` unless metadata describe tensors whose parts fill them and are in files of the folder.
+
+    Types are compared exactly: torch asks `isinstance`, and acts on what a subclass says.
+    """
+    _require(type(found) is Metadata)
+    size_on_disk = sum(file.stat().st_size for file in folder.glob("*.distcp"))
+    for name, entry in found.state_dict_metadata.items():
+        _require(type(name) is str and type(entry) is TensorStorageMetadata)
+        _require(type(entry.size) is torch.Size and type(entry.properties.dtype) is torch.dtype)
+        count = math.prod(entry.size)
+        _require(sum(math.prod(chunk.sizes) for chunk in entry.chunks) == count)
+        _require(count * entry.properties.dtype.itemsize <= size_on_disk)
+    for place in found.storage_data.values():
+        _require(type(place) is filesystem._StorageInfo and not place.transform_descriptors)
+        file = folder / place.relative_path
+        _require(file.resolve().parent == folder.resolve())
+
+
+def _require(is_right: bool) -> None:
+    if not is_right:
+        raise ValueError("not metadata of tensors")
 
 
 def _reason(error: CheckpointException) -> str:
     """What went wrong in the first process that failed, on one line."""
     return " ".join(str(next(iter(error.failures.values()))[0]).split())[:200]
-
-
-class _Unpickler(pickle.Unpickler):
-    """Reads what torch's metadata consist of, and runs nothing else."""
-
-    def find_class(self, module: str, name: str):
-        if module.startswith("pathlib"):  # the folder at the time of writing
-            return PurePath
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if module in MODULES or (module, name) in CLASSES or is_dtype:
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name}")
-
-
-class _Reader(checkpoint.FileSystemReader):
-    def read_metadata(self, *args, **kwargs) -> Metadata:
-        return read_metadata(Path(str(self.path)))
-
-
-def read_metadata(folder: Path) -> Metadata:
-    """Read where each tensor of a folder lies. Raises `InputError` if torch did not write the file."""
-    try:
-        with open(folder / METADATA, "rb") as file:
-            return _Unpickler(file).load()
-    except (
-        OSError,
-        pickle.UnpicklingError,
-        EOFError,
-        ValueError,
-        AttributeError,
-        ImportError,
-        IndexError,
-        TypeError,
-    ):
-        raise InputError(f"it is damaged ({METADATA})") from None
