@@ -224,7 +224,7 @@ def test_no_shard_runs_code(evil, tiny, pairs, tmp_path, capsys, way, command):
 
 def test_resume_reads_no_code_in_shards(tiny, sft, tmp_path, capsys):
     """Of a run that somebody else gave away, whose last checkpoint is a folder of shards."""
-    words = f"ppo --sft {sft} --dataset tiny-tldr --size 40 --reward gold --updates 1 --batch_size 4 --max_response_length 4"
+    words = f"ppo --sft {sft} --dataset tiny-tldr --size 40 --reward gold --updates 1 --batch_size 4"
     run, mark = tmp_path / "run", tmp_path / "it-ran"
     assert not main([*words.split(), "--model", tiny.model, "--output_dir", str(run)])
     (whole,) = run.rglob("update-000001.pt")
