@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed import checkpoint
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -24,7 +25,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from marlhf_lite.cli import main
 from marlhf_lite.evaluation.compare import comparison_table
-from marlhf_lite.models.shards import read_metadata, write_shards
+from marlhf_lite.models.shards import read_metadata, torch_reads_no_code, write_shards
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import append_lines
 from marlhf_lite.utils.printable import PrintableStream, printable
@@ -224,7 +225,9 @@ def test_no_shard_runs_code(evil, tiny, pairs, tmp_path, capsys, way, command):
 
 def test_resume_reads_no_code_in_shards(tiny, sft, tmp_path, capsys):
     """Of a run that somebody else gave away, whose last checkpoint is a folder of shards."""
-    words = f"ppo --sft {sft} --dataset tiny-tldr --size 40 --reward gold --updates 1 --batch_size 4"
+    words = (
+        f"ppo --sft {sft} --dataset tiny-tldr --size 40 --reward gold --updates 1 --batch_size 4"
+    )
     run, mark = tmp_path / "run", tmp_path / "it-ran"
     assert not main([*words.split(), "--model", tiny.model, "--output_dir", str(run)])
     (whole,) = run.rglob("update-000001.pt")
@@ -240,6 +243,21 @@ def test_resume_reads_no_code_in_shards(tiny, sft, tmp_path, capsys):
         (run / "ppo" / "done.json").unlink(missing_ok=True)
         assert main(["ppo", "--resume", str(run), "--updates", "3"]) == 2
         assert "update-000002: it is damaged" in capsys.readouterr().err and not mark.exists()
+
+
+@pytest.mark.parametrize("way", SHARDS)
+def test_torch_reads_no_code_while_a_stage_is_resumed(evil, way):
+    """Accelerate reads the checkpoints of stages by torch's own reader, numbers of an optimizer among them."""
+    folder, mark = evil(way)
+    with torch_reads_no_code(), pytest.raises(checkpoint.api.CheckpointException):
+        checkpoint.load({WEIGHT: 0.0}, checkpoint_id=str(folder))
+    assert not mark.exists()
+    shutil.rmtree(folder)
+    checkpoint.save({"lr": 0.5, "betas": [1, 2], WEIGHT: torch.ones(2)}, checkpoint_id=str(folder))
+    read = {"lr": 0.0, "betas": [0, 0], WEIGHT: torch.zeros(2)}
+    with torch_reads_no_code():
+        checkpoint.load(read, checkpoint_id=str(folder))
+    assert read["lr"] == 0.5 and read["betas"] == [1, 2] and read[WEIGHT].tolist() == [1, 1]
 
 
 def _with(**changes):

@@ -6,21 +6,28 @@ tensor is. Any number of processes reads it, each its own part.
 A folder may come from somebody who wants to run code here. Torch's own reader would: `.metadata` is a pickle, and an
 entry of bytes is another one. So there are two doors. `read_metadata` builds the classes of a closed list and nothing
 else, and then requires that every entry is a tensor whose parts are in files of this folder. `read_shards` uses a
-planner that refuses entries of bytes.
+planner that refuses entries of bytes. Accelerate reads the checkpoints of SFT, reward model and DPO itself, and stores
+an optimizer's numbers as entries of bytes: `torch_reads_no_code` puts both doors into torch's reader for that time.
 """
 
 import math
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePath
 
 import torch
 from torch import Tensor
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    TensorStorageMetadata,
+)
 
 from marlhf_lite.models.shard_names import METADATA
 from marlhf_lite.utils.errors import InputError
@@ -37,6 +44,7 @@ def _classes_of_metadata() -> dict[tuple[str, str], object]:
         metadata.Metadata,
         metadata.MetadataIndex,
         metadata.TensorStorageMetadata,
+        metadata.BytesStorageMetadata,
         metadata.TensorProperties,
         metadata.ChunkStorageMetadata,
         metadata.StorageMeta,
@@ -96,15 +104,38 @@ def read_shards(tensors: Mapping[str, Tensor], folder: Path, no_dist: bool = Fal
         raise InputError(f"it is damaged ({_reason(error)})") from None
 
 
-def read_metadata(folder: Path) -> Metadata:
-    """Read where each tensor of a folder is.
+@contextmanager
+def torch_reads_no_code() -> Iterator[None]:
+    """Inside this block torch's own reader of shards runs no code either; bytes may hold numbers, texts and lists."""
+    reader, planner = checkpoint.FileSystemReader, DefaultLoadPlanner
+    read_pickle = reader.read_metadata
+    load_pickle = planner.load_bytes
+
+    def read(self, *args, **kwargs) -> Metadata:
+        return read_metadata(Path(str(self.path)), allows_bytes=True)
+
+    def load_plain_values(self, read_item, value) -> None:
+        place = self.mappings[read_item.dest_index.fqn]
+        set_element(self.original_state_dict, place, torch.load(value, weights_only=True))
+
+    reader.read_metadata = read
+    planner.load_bytes = load_plain_values
+    try:
+        yield
+    finally:
+        reader.read_metadata = read_pickle
+        planner.load_bytes = load_pickle
+
+
+def read_metadata(folder: Path, allows_bytes: bool = False) -> Metadata:
+    """Read where each tensor of a folder is; with `allows_bytes` there may be other entries than tensors.
 
     Raises `InputError` if torch did not write the file, or if it describes anything but tensors in this folder.
     """
     try:
         with open(folder / METADATA, "rb") as file:
             found = _Unpickler(file).load()
-        _check_tensors_alone(found, folder)
+        _check_entries(found, folder, allows_bytes)
     except ERRORS_OF_OTHER_FILES:
         raise InputError(f"it is damaged ({METADATA})") from None
     return found
@@ -133,7 +164,7 @@ class _TensorsOnly(DefaultLoadPlanner):
         raise ValueError(f"{read_item.dest_index.fqn} is not a tensor")
 
 
-def _check_tensors_alone(found: Metadata, folder: Path) -> None:
+def _check_entries(found: Metadata, folder: Path, allows_bytes: bool) -> None:
     """Raise `ValueError` unless metadata describe tensors whose parts fill them and are in files of the folder.
 
     Types are compared exactly: torch asks `isinstance`, and acts on what a subclass says.
@@ -141,6 +172,8 @@ def _check_tensors_alone(found: Metadata, folder: Path) -> None:
     _require(type(found) is Metadata)
     size_on_disk = sum(file.stat().st_size for file in folder.glob("*.distcp"))
     for name, entry in found.state_dict_metadata.items():
+        if allows_bytes and type(entry) is BytesStorageMetadata:
+            continue
         _require(type(name) is str and type(entry) is TensorStorageMetadata)
         _require(type(entry.size) is torch.Size and type(entry.properties.dtype) is torch.dtype)
         count = math.prod(entry.size)

@@ -20,6 +20,7 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from marlhf_lite.config import options as o
 from marlhf_lite.config.commands import PolicyCommand
 from marlhf_lite.models.adapters import is_sharded_folder
+from marlhf_lite.models.shards import torch_reads_no_code
 from marlhf_lite.training.callbacks import Recorder
 from marlhf_lite.training.checkpoint import check_processes
 from marlhf_lite.training.distributed import is_sharded, whole_weights
@@ -250,7 +251,8 @@ def train_recorded(
     # Else FSDP2 would keep all gradients whole in each process until the last pass of a step.
     trainer.accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = trainer.is_fsdp_enabled
     try:
-        trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+        with torch_reads_no_code():  # a run that is resumed may come from somebody else
+            trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     finally:
         if recorder.bar is not None:
             recorder.bar.close()  # so that the next text starts on a new line
