@@ -6,12 +6,16 @@ With the option `-t students` of sphinx-build it has no solutions and no answers
 
 import re
 import shutil
+import sys
 from importlib import metadata
 from pathlib import Path
 
 from docutils.nodes import make_id
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "book"))
+import course  # noqa: E402
+
 PLAY = "figures/interactive"
 STUDENTS = tags.has("students")  # noqa: F821  (Sphinx gives this file the name `tags`)
 MATHJAX = next(f for f in metadata.files("sphinx-mathjax-offline") if f.name == "tex-svg-full.js")
@@ -81,8 +85,9 @@ CONTENTS = """
 
 def contents() -> str:
     """The site's tables of contents, as they stand at the side of every page."""
-    lessons = sorted(
-        path.relative_to(ROOT).with_suffix("") for path in ROOT.glob("notebooks/*.ipynb")
+    lessons, electives = (
+        [f"notebooks/{notebook.file}" for notebook in notebooks]
+        for notebooks in (course.LESSONS, course.ELECTIVES)
     )
     solutions = sorted(
         path.relative_to(ROOT).with_suffix("") for path in ROOT.glob("notebooks/solutions/*.ipynb")
@@ -109,7 +114,8 @@ def contents() -> str:
         "book/README",
         "CHANGELOG",
     ]
-    parts = {"Lessons": lessons, "Reference": reference, "Solutions": solutions}
+    parts = {"Lessons": lessons, "Electives": electives}
+    parts |= {"Reference": reference, "Solutions": solutions}
     if STUDENTS:
         reference.remove("docs/exam_answers")
         del parts["Solutions"]

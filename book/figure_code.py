@@ -91,9 +91,7 @@ def _is_code(line: str) -> bool:
 def measure(path: Path) -> tuple[int, int]:
     """Lines of figures and tables in a lesson's core, and lines of its code."""
     pieces = parts(path)
-    sources = [
-        text for kind, text in pieces["pause"] + pieces["core"] if kind == "code" and text.strip()
-    ]
+    sources = [text for kind, text in pieces["core"] if kind == "code" and text.strip()]
     sources = ["\n".join(filter(_is_code, text.splitlines())) for text in sources[SETUP_CELLS:]]
     cells = [ast.parse(text) for text in sources]
     drawing, showing = (imported(cells, rooms) for rooms in (DRAWING, SHOWING))
@@ -107,4 +105,4 @@ def measure(path: Path) -> tuple[int, int]:
 if __name__ == "__main__":
     for lesson in LESSONS:
         part, whole = measure(lesson)
-        print(f"{lesson.name[:2]}: {part:3} of {whole:3} lines, {part / whole:.0%}")
+        print(f"{lesson.stem:28} {part:3} of {whole:3} lines, {part / whole:.0%}")

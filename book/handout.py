@@ -1,7 +1,8 @@
 """Copy the lessons for a class, without outputs and solutions: `python book/handout.py notebooks build/handout`.
 
-Under every exercise stands an empty cell for the answer. Glossary, examples, cheat sheet, homework and the page of one
-update are copied along, the single file without what the assignment asks for. Diagrams come from the installed package.
+Under every exercise stands an empty cell for the answer. Glossary, examples, the plan of the course, cheat sheet,
+homework and the page of one update are copied along, and the single file without what the assignment asks for. Diagrams
+come from the installed package.
 """
 
 import re
@@ -24,6 +25,7 @@ ALONG = (
     "GLOSSARY.md",
     "docs/cheat_sheet.html",
     "docs/homework.md",
+    "docs/start.md",
     "figures/interactive/one_update.*",
 )
 WHERE_SOLUTIONS_ARE = re.compile(
@@ -81,8 +83,9 @@ def main(notebooks: Path, target: Path) -> None:
             shutil.copy(path, copy)
     whole = target / WHOLE.relative_to(root)
     whole.write_text(starter(whole.read_text(encoding="utf-8")), encoding="utf-8")
-    page = target / "docs" / "homework.md"
-    page.write_text(linked(page), encoding="utf-8")
+    for name in ("homework.md", "start.md"):
+        page = target / "docs" / name
+        page.write_text(linked(page), encoding="utf-8")
     print(f"{target}: {len(list(target.glob('notebooks/*')))} notebooks")
 
 

@@ -97,17 +97,15 @@ def execute(monkeypatch, tmp_path, installed, warm):
 
 def with_answers(path: Path) -> list[str]:
     """The code cells of a notebook; in a lesson each exercise's check is tried with a right answer and wrong ones."""
-    sources = []
+    sources, number = [], path.name.partition("_")[0]
     for cell in nbformat.read(path, 4).cells:
         if cell.cell_type == "code":
             sources.append(cell.source)
             answers = (
-                exercise_answers.ANSWERS.get(path.name[:2], {})
-                if path.parent.name == "notebooks"
-                else {}
+                exercise_answers.ANSWERS.get(number, {}) if path.parent.name == "notebooks" else {}
             )
             if exercise_answers.name_of(cell.source) in answers:
-                tried = f"exercise_answers.faults({path.name[:2]!r}, {cell.source!r}, globals())"
+                tried = f"exercise_answers.faults({number!r}, {cell.source!r}, globals())"
                 sources.append(
                     f"import exercise_answers; _wrong = {tried}; assert not _wrong, _wrong"
                 )

@@ -1,4 +1,4 @@
-"""How a lesson is built: little code of figures and tables, a question every ten minutes, a card at its end."""
+"""How a lesson is built: its place in the course, little code of figures and tables, questions, a card at its end."""
 
 import gzip
 import html
@@ -6,30 +6,37 @@ import json
 import re
 import sys
 from base64 import b64decode
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "book"))
+import course  # noqa: E402
 import figure_code  # noqa: E402
 import times  # noqa: E402
 
 ANSWER = r"\n\n<details><summary>Answer</summary>\n\n\S.*?\n</details>$"
-QUESTION = re.compile(r"^\*\*Checkpoint\.\*\* \S.*?" + ANSWER, re.M | re.S)
+CHECKPOINT = re.compile(r"^\*\*Checkpoint\.\*\* \S.*?" + ANSWER, re.M | re.S)
+# Each answer that one may give is a fold: its line is the answer, what it hides is the feedback on it.
+CHOICE = r"<details><summary>[^<\n]+</summary>\n\n(?:(?!</?details>).)+\n</details>"
+QUESTION = re.compile(
+    rf"^\*\*Question\.\*\* \S(?:(?!</?details>).)*?\n\n{CHOICE}(?:\n+{CHOICE})+", re.M | re.S
+)
+QUESTIONS, MINUTES = 3, 20  # a lesson has at least so many questions, and one in so many minutes
 CARD = re.compile(
     r"^\| equation \| what it does \| code \|\n\|---\|---\|---\|\n((?:\|.*\|\n?)+)", re.M
 )
 
-every_lesson = pytest.mark.parametrize("path", times.LESSONS, ids=lambda p: p.name[:2])
+every_lesson = pytest.mark.parametrize(
+    "path", times.LESSONS, ids=lambda p: p.name.partition("_")[0]
+)
 
 
 def core(path: Path) -> str:
     """The prose of a lesson's core."""
-    found = times.parts(path)
     return "\n\n".join(
-        text.strip() for kind, text in found["pause"] + found["core"] if kind == "markdown"
+        text.strip() for kind, text in times.parts(path)["core"] if kind == "markdown"
     )
 
 
@@ -40,14 +47,20 @@ def test_code_of_figures_and_tables_is_little_of_the_core(path):
 
 
 @every_lesson
-def test_checkpoints_and_card(path):
+def test_questions_and_card(path):
     """docs/teaching.md tells how both are written."""
     text, minutes = core(path), times.measure(path).core
-    questions = len(QUESTION.findall(text))
-    assert questions == text.count("**Checkpoint.**"), (
-        "an answer to hide and show stands below each question"
+    checkpoints, questions = CHECKPOINT.findall(text), QUESTION.findall(text)
+    assert len(checkpoints) == text.count("**Checkpoint.**"), (
+        "an answer to hide and show stands below each checkpoint"
     )
-    assert questions >= minutes // 10, f"{questions} questions in {minutes} minutes"
+    assert len(questions) == text.count("**Question.**"), (
+        "below each question stand its answers, each with feedback to hide and show"
+    )
+    is_in_the_course = path in [lesson.path for lesson in course.LESSONS]
+    least = max(minutes // MINUTES, QUESTIONS if is_in_the_course else 1)
+    asked = len(checkpoints) + len(questions)
+    assert asked >= least, f"{asked} questions in {minutes} minutes"
     (card,) = CARD.findall(text.partition("## Key points")[2])
     rows = [re.split(r"(?<!\\)\|", row)[1:-1] for row in card.splitlines()]
     assert 4 <= len(rows) <= 6 and all(len(row) == 3 and "`" in row[2] for row in rows)
@@ -78,30 +91,19 @@ def test_pages_in_outputs_are_those_of_figures():
     assert counted >= 4
 
 
-def test_the_spine_is_read_in_ninety_minutes():
-    """The first course of docs/start.md: its sections, which all exist, have at most 6,000 words."""
-    pieces = times.spine()
-    headings = [text for kind, text in pieces if kind == "markdown" and text.startswith("## ")]
-    assert len(headings) == sum(map(len, times.SPINE.values()))
-    assert times.words(pieces) <= 6000 and 60 <= times.minutes(pieces) <= 95
+def test_heads_feet_and_tables_are_what_the_script_of_the_course_writes():
+    for page, text in course.pages().items():
+        assert page.read_text(encoding="utf-8") == text, f"{page.name}: run `python book/course.py`"
 
 
-def test_each_stop_of_the_spine_leads_to_the_next():
-    """A stop is a run of sections of one lesson that follow each other."""
-    stops = [
-        (number, section)
-        for number, sections in times.SPINE.items()
-        for i, section in enumerate(sections)
-        if i == 0 or int(section) != int(sections[i - 1]) + 1
-    ]
-    links = re.findall(
-        r"^\*Spine: next → (.*)\*$", "\n".join(text for _, text in times.spine()), re.M
-    )
-    for link, ((before, _), (number, section)) in zip(links, pairwise(stops), strict=True):
-        (name,) = (path.name for path in times.LESSONS if path.name.startswith(number))
-        assert link == (
-            f"section {section}" if number == before else f"[{number}, section {section}]({name})"
-        )
+def test_every_notebook_is_a_lesson_or_an_elective_and_each_lesson_leads_to_the_next():
+    notebooks = [notebook.path for notebook in course.LESSONS + course.ELECTIVES]
+    assert sorted(notebooks) == times.LESSONS
+    for lesson, following in zip(course.LESSONS[:-1], course.LESSONS[1:], strict=True):
+        cells = json.loads(lesson.path.read_text(encoding="utf-8"))["cells"]
+        for cell in (cells[0], cells[-1]):
+            last_line = "".join(cell["source"]).splitlines()[-1]
+            assert last_line.endswith(f"]({following.path.name})")
 
 
 def test_what_counts_as_code_of_figures():

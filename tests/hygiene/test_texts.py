@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -187,21 +186,7 @@ def test_sections_and_figures_are_counted_and_badges_lead_to_this_file(path):
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda p: p.name)
-def test_a_lesson_has_exercises_solutions_symbols_and_neighbours(path):
+def test_a_lesson_has_exercises_solutions_and_symbols(path):
     text = prose(path)
     assert (path.parent / "solutions" / path.name).is_file() and f"solutions/{path.name}" in text
     assert re.search(r"^## .*Exercises", text, re.M) and re.search(r"^## .*Symbols", text, re.M)
-    first, last = (
-        cells(path, "markdown")[place]["source"].strip().splitlines()[-1] for place in (0, -1)
-    )
-    place = LESSONS.index(path)
-    neighbours = [LESSONS[i].name for i in (place - 1, place + 1) if 0 <= i < len(LESSONS)]
-    assert first == last and re.findall(r"\]\(([^)]+)\)", first) == neighbours
-
-
-def test_times_are_what_the_script_computes():
-    sys.path.insert(0, str(ROOT / "book"))
-    import times
-
-    for page, text in times.pages().items():
-        assert page.read_text(encoding="utf-8") == text, f"{page.name}: run `python book/times.py`"
