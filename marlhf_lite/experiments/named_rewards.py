@@ -38,10 +38,12 @@ def text_reward(kind: str, task: Task) -> Callable | None:
 
 def asked_columns(options: StageCommand, sampler: Sampler) -> list[RowColumns]:
     """Return the columns of each row that custom code of `--reward` and `--environment` takes."""
-    asked = [sampler.columns] if isinstance(sampler, Dialogues) else []
+    has_turns = isinstance(sampler, Dialogues)
+    asked = [sampler.columns] if has_turns else []
     if is_user_code(options.reward):
         function = import_user_code("reward", options.reward, KNOWN)
-        asked.append(RowColumns(function, 2, f"--reward {options.reward}"))
+        not_in_rows = ("turns",) if has_turns else ()
+        asked.append(RowColumns(function, 2, f"--reward {options.reward}", not_in_rows))
     return asked
 
 

@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -24,9 +24,15 @@ class Prompt(str):
 
 
 class RowColumns:
-    """The columns that a function takes by name after its first `given` arguments; `source`: its option and name."""
+    """The columns that a function takes by name after its first `given` arguments; `source`: its option and name.
 
-    def __init__(self, function: Callable, given: int, source: str):
+    Arguments called as in `not_in_rows` are no columns: whoever calls the function has them from elsewhere.
+    `takes_beside_row` are those of them that it takes.
+    """
+
+    def __init__(
+        self, function: Callable, given: int, source: str, not_in_rows: Collection[str] = ()
+    ):
         self.source = source
         try:
             parameters = list(inspect.signature(function).parameters.values())
@@ -35,6 +41,8 @@ class RowColumns:
         named = [
             p for p in parameters[given:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
         ]
+        self.takes_beside_row = [p.name for p in named if p.name in not_in_rows]
+        named = [p for p in named if p.name not in not_in_rows]
         self.named, self.needed = (
             {p.name for p in named},
             [p.name for p in named if p.default is p.empty],

@@ -1,5 +1,6 @@
 """Rewards: functions that give each response of a rollout one number."""
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -56,6 +57,9 @@ class FunctionReward:
     """Any function of texts: `function(prompts, responses) -> scores`, one finite number each.
 
     Its further arguments name other columns of the rows, which it gets as lists; `**row` stands for all of them.
+    If an environment answers in between, a response is what the policy said, a line for each turn, and an argument
+    `turns` gets the turns of each dialogue: a list of dicts with the policy's `response`, the environment's
+    `observation`, if there is one, and `reward`.
     """
 
     def __init__(self, function: Callable[[list[str], list[str]], Sequence[float]], name: str = ""):
@@ -63,7 +67,12 @@ class FunctionReward:
 
     def __call__(self, rollout: Rollout) -> Sequence[float]:
         """Call the function on copies of the texts. Raises `InputError` if it raises."""
-        columns = RowColumns(self.function, 2, f"reward {self.name}").arguments(rollout.prompts)
+        rollout = rollout.of_the_policy_alone()
+        not_in_rows = () if rollout.turns is None else ("turns",)
+        asked = RowColumns(self.function, 2, f"reward {self.name}", not_in_rows)
+        columns = asked.arguments(rollout.prompts)
+        if asked.takes_beside_row:
+            columns["turns"] = copy.deepcopy(rollout.turns)
         try:
             scores = self.function([*map(str, rollout.prompts)], list(rollout.responses), **columns)
             return list(scores) if isinstance(scores, Iterator) else scores  # a generator runs here
@@ -101,9 +110,9 @@ def checked_scores(
 ) -> Tensor:
     """[B] scores as the reward gives them, numbers in float64. Raises as `score_responses`.
 
-    The reward gets a copy of the rollout, which it may sort or change.
+    The reward gets a copy of the rollout, which it may sort or change, with the words of the policy alone.
     """
-    scores, count = reward(rollout.copy()), len(rollout)
+    scores, count = reward(rollout.of_the_policy_alone().copy()), len(rollout)
     source, fix = (
         f"reward {getattr(reward, 'name', '')}".strip(),
         "return one finite number per response, in a list",

@@ -1,7 +1,7 @@
 """Prompts to responses: sampling, and the `Rollout` that the rest of an update works on."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -122,6 +122,33 @@ class Rollout:
         """The same rollout in new lists and tensors, for a user's function, which may change them."""
         return self.select(torch.arange(len(self)))  # an index of tensors copies
 
+    def of_the_policy_alone(self) -> "Rollout":
+        """The rollout of what the policy said: its own tokens, and its texts, a line for each turn.
+
+        Rewards read this, because the words of an environment are no part of the answer and must not earn its score.
+        What the environment said stays in `turns`. Without an environment, this is the rollout itself.
+        """
+        if self.turns is None:
+            return self
+        # A stable sort moves the policy's tokens to the left, in their order, and the environment's behind them.
+        order = (~self.mask).to(torch.int8).argsort(dim=1, stable=True)
+        mask = self.mask.gather(1, order)
+        prompts = self.tokens[:, : self.prompt_width]
+        prompt_mask = self.attention_mask[:, : self.prompt_width]
+        by_token = {}
+        for name in ("sampled_logprobs", "ref_logprobs"):
+            values = getattr(self, name)
+            if values is not None:
+                by_token[name] = values.gather(1, order)
+        return replace(
+            self,
+            responses=[said_by_policy(turns) for turns in self.turns],
+            tokens=torch.cat([prompts, self.response_ids.gather(1, order)], dim=1),
+            attention_mask=torch.cat([prompt_mask, mask.to(prompt_mask.dtype)], dim=1),
+            mask=mask,
+            **by_token,
+        )
+
     def to(self, device) -> "Rollout":
         """The same rollout on another device."""
         return Rollout(
@@ -161,6 +188,11 @@ class Rollout:
     def before_tokens(self, scores: Tensor) -> Tensor:
         """Read scores [B, L] at the token before each response token, which gives V(s_t): [B, T]."""
         return scores[:, self.prompt_width - 1 : -1]
+
+
+def said_by_policy(turns: Sequence[Mapping]) -> str:
+    """Return the policy's texts of these turns, one line for each; `turns` are those of a `Dialogue`."""
+    return "\n".join(turn["response"] for turn in turns)
 
 
 class Sampler(Protocol):

@@ -33,6 +33,7 @@ from marlhf_lite.extras.judges.prompts import (
     parse_judgment,
 )
 from marlhf_lite.extras.servers import BAD_ANSWER, connect, within
+from marlhf_lite.training.rollout import said_by_policy
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.printable import printable
@@ -191,7 +192,13 @@ def first_answers(places: str) -> list[dict]:
             "--judge_answers: not given: name folders that `marlhf evaluate` wrote, or files of answers"
         )
     answers = pd.concat([read_responses(path) for path in paths], ignore_index=True)
-    return to_records(name_temperatures(answers[answers["sample"] == 0]))
+    rows = to_records(name_temperatures(answers[answers["sample"] == 0]))
+    for row in rows:
+        if row.get(
+            "turns"
+        ):  # an environment spoke in between, and its words are no part of the answer
+            row["response"] = said_by_policy(row["turns"])
+    return rows
 
 
 def report(counts: Mapping, judgments: Sequence[Mapping]) -> str:

@@ -88,14 +88,21 @@ def binary_search(hidden: int) -> int:
     return turns
 
 
-def gold_scores(prompts: list[str], responses: list[str]) -> list[float]:
+def gold_scores(
+    prompts: list[str], responses: list[str], turns: Sequence[Sequence[dict]] | None = None
+) -> list[float]:
     """Return how many turns fewer than halving each game took: 0 on average at best. A number not found counts 7 turns.
 
-    The right guess ends a game. If text follows it, the policy had written an answer of the environment itself.
+    Without the `turns` that were played, a response is the text of a whole game. The right guess ends a game. If text
+    follows it, the policy had written an answer of the environment itself.
     """
     scores = []
-    for prompt, response in zip(prompts, responses, strict=True):
-        guesses, hidden = _ANSWERED.split(response), hidden_number(prompt)
+    for i, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        if turns is None:
+            guesses = _ANSWERED.split(response)
+        else:
+            guesses = [turn["response"] for turn in turns[i]]
+        hidden = hidden_number(prompt)
         found = len(guesses) <= MAX_TURNS and read_guess(guesses[-1]) == hidden
         scores.append(float(binary_search(hidden) - (len(guesses) if found else MAX_TURNS + 1)))
     return scores
