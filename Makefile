@@ -114,9 +114,9 @@ book: $(VENV)/.book ## Build the site of lessons, solutions and glossary in buil
 	$(BIN)/sphinx-build -q -E -j auto -c book . build/book
 	@echo "open build/book/index.html"
 
-slides: $(VENV)/.book ## Build the deck for ninety minutes with lesson 01 in build/slides, with notes for the teacher
+slides: $(VENV)/.book ## Build two decks in build/slides, with notes and clock times: a lecture of two hours, and session 1
 	$(BIN)/sphinx-build -q -E -b revealjs book/slides build/slides
-	@echo "open build/slides/lesson_01.html"
+	@echo "open build/slides/lecture.html or build/slides/session_1.html"
 
 handout: $(STAMP) ## Copy the lessons to build/handout without outputs, with cheat sheet, homework and the page to play
 	$(BIN)/python book/handout.py notebooks build/handout

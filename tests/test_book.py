@@ -153,20 +153,18 @@ def test_slides_have_figures_notes_and_a_plan_and_nothing_from_the_network(tmp_p
         str(tmp_path),
     ]
     subprocess.run(command, check=True, timeout=300)
-    deck = (tmp_path / "lesson_01.html").read_text(encoding="utf-8")
-    needed = [
-        place.partition("?")[0]
-        for place in re.findall(r'<(?:img|script|link)[^>]*(?:src|href)="([^"]*)"', deck)
-    ]
-    assert len(needed) > 8 and all((tmp_path / place).is_file() for place in needed)
-    notes = " ".join(re.findall(r'<aside class="notes">(.*?)</aside>', deck, re.S))
-    plan = (
-        (ROOT / "docs" / "teaching.md")
-        .read_text(encoding="utf-8")
-        .partition("## Ninety minutes with lesson 01")[2]
-    )
-    minutes = re.findall(r"^\| (\d+–\d+) \|", plan.partition("## ")[0], re.M)
-    assert len(minutes) > 6 and all(time in notes for time in minutes)
+    plans = (ROOT / "docs" / "teaching.md").read_text(encoding="utf-8")
+    for deck, plan in (("lecture", "## A lecture of two hours"), ("session_1", "**Session 1 by")):
+        page = (tmp_path / f"{deck}.html").read_text(encoding="utf-8")
+        needed = [
+            place.partition("?")[0]
+            for place in re.findall(r'<(?:img|script|link)[^>]*(?:src|href)="([^"]*)"', page)
+        ]
+        assert len(needed) > 6 and all((tmp_path / place).is_file() for place in needed)
+        # Each time of the plan but a pause stands in the notes of its slide.
+        notes = " ".join(re.findall(r'<aside class="notes">(.*?)</aside>', page, re.S))
+        rows = re.findall(r"^\| (\d+–\d+) \|", plans.partition(plan)[2].partition("\n## ")[0], re.M)
+        assert len(rows) > 6 and all(minutes in notes for minutes in rows)
 
 
 def test_pdf_without_a_browser_says_what_to_do(tmp_path):

@@ -1,4 +1,4 @@
-"""The slides of `make slides`: a deck for ninety minutes with lesson 01, by reveal.js and without the network."""
+"""The decks of `make slides`, by reveal.js and without the network: a lecture of two hours, and session 1 of six."""
 
 from importlib import metadata
 
@@ -6,7 +6,8 @@ MATHJAX = next(f for f in metadata.files("sphinx-mathjax-offline") if f.name == 
 
 project = "marlhf_lite"
 extensions = ["myst_parser", "sphinx.ext.mathjax", "sphinx_revealjs"]
-root_doc = "lesson_01"
+suppress_warnings = ["toc.not_included"]  # each page is a deck
+root_doc = "lecture"
 include_patterns = ["*.md"]
 myst_enable_extensions = ["dollarmath"]
 mathjax_path = MATHJAX.name  # draws formulas as SVG: no fonts to load

@@ -1,0 +1,69 @@
+"""Draw the figures of the slides at the size of a slide: `python book/slides/draw.py` writes the PNG files beside it.
+
+Letters are as large as the slides' own text, so that the last row of a lecture room reads the axes. The numbers are
+those of the stored studies.
+"""
+
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+from marlhf_lab.studies.contrasts import curve_of
+from marlhf_lab.studies.results import by_method, stored_results
+from marlhf_lite.plotting.styles import METHODS
+
+HERE = Path(__file__).resolve().parent
+WINDOW = 5  # updates that a point of a curve averages over
+
+
+def smooth(scores: list[float]) -> np.ndarray:
+    """Return the mean of the last `WINDOW` scores at each update, of fewer at the start."""
+    return np.array([np.mean(scores[max(0, i + 1 - WINDOW) : i + 1]) for i in range(len(scores))])
+
+
+def draw_curves(name: str, methods: dict[str, tuple[str, str, float]]) -> None:
+    """Draw the mean curve of each method over its seeds, with a band of one standard deviation.
+
+    Args:
+        name: of the file.
+        methods: for each label the name of its style, its method in the study `umbrella`, and how far above the end
+            of its curve the label stands, so that labels of like curves do not overlap.
+    """
+    runs = by_method(stored_results("umbrella"))
+    with plt.rc_context({"font.size": 22, "axes.spines.top": False, "axes.spines.right": False}):
+        figure, axes = plt.subplots(figsize=(12.4, 5.6), layout="constrained")
+        for label, (style, method, raised) in methods.items():
+            curves = [
+                smooth([row["gold_mean"] for row in curve_of(run)]) for run in runs[method].values()
+            ]
+            mean, deviation = np.mean(curves, axis=0), np.std(curves, axis=0, ddof=1)
+            updates = np.arange(1, len(mean) + 1)
+            look = METHODS[style]
+            axes.plot(updates, mean, color=look.colour, linestyle=look.line, linewidth=4)
+            axes.fill_between(
+                updates, mean - deviation, mean + deviation, color=look.colour, alpha=0.15
+            )
+            axes.annotate(
+                f" {label}",
+                (updates[-1], mean[-1] + raised),
+                color=look.colour,
+                va="center",
+                weight="bold",
+            )
+        axes.set_xlabel("update")
+        axes.set_ylabel("mean score of the stories")
+        axes.set_ylim(-0.55, 1.2)
+        axes.set_xlim(1, 1.22 * len(mean))
+        axes.set_xticks(range(5, len(mean) + 1, 5))
+        figure.savefig(HERE / f"{name}.png", dpi=90)
+        plt.close(figure)
+
+
+if __name__ == "__main__":
+    two = {"PPO": ("PPO", "L128 first E0", 0.0), "MA-PPO": ("MA-PPO", "L128 first E4", 0.09)}
+    draw_curves("failure", two)
+    draw_curves("failure_and_larger_lambda", two | {"PPO-0.99": ("E1", "L128 first E1", -0.09)})
