@@ -1,11 +1,11 @@
 """The record of `benchmarks/baseline_signal.py` as a table and a figure: signals, and the critic's response.
 
-The figure goes to `figures/baseline_signal/` with `python -m marlhf_lab.figures.baseline_signal`.
+Neither is evidence of a mechanism, so no page shows them: direction and critic came from the same half of the answers,
+and chance alone gives what was found (docs/results.md, "Two mechanisms that were not shown").
 """
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from marlhf_lite.plotting import training as plots
 from marlhf_lite.utils.shipped import shipped
 from marlhf_lite.utils.tables import interval, markdown, number
 
-FIGURE = Path("figures") / "baseline_signal" / "critic_response.png"
 SHOWN = 16  # tokens after the choice
 
 
@@ -90,9 +89,3 @@ def response_figure(record: Mapping, n: int = 5) -> np.ndarray:
     )
     plots.caption(axes[0].figure, text)
     return axes
-
-
-if __name__ == "__main__":
-    stored = baseline_record()
-    plots.save(response_figure(stored), FIGURE)
-    print(signal_table(stored))

@@ -1,113 +1,198 @@
-"""Does MA-RLHF work, and when? The answer on one screen: a table of situations and a figure, from stored results.
+"""Does MA-RLHF work, and when? The answer as one table and one figure, from stored results.
 
-A number is a ratio: how many times as many updates as PPO a method needs to reach the same score; below 1 it is faster.
+In the first situations a number is a ratio: how many times as many updates as PPO a method needs to reach the same
+score; below 1 it is faster. In the language model all runs have the same length, and a number is the difference of two
+mean rewards. PPO-0.99 is the control: PPO on single tokens with λ = 0.95^(1/5), which loses over five tokens what
+MA-PPO loses over one macro action.
+
 `python -m marlhf_lab.studies.answer` prints the table and draws the figure again.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from matplotlib import pyplot as plt
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from marlhf_lab.studies.contrasts import curve_of, ratio_of_updates
+from marlhf_lab.studies.contrasts import ratio_of_updates, ratio_to_final_score
+from marlhf_lab.studies.mean_reward import difference_of_means
 from marlhf_lab.studies.paper import typeset
-from marlhf_lab.studies.results import by_method, stored_results, t_quantile
-from marlhf_lite.evaluation.statistics import trailing_mean
+from marlhf_lab.studies.results import by_method, stored_results
+from marlhf_lab.studies.study import load_study
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.plotting.styles import method_styles
 from marlhf_lite.utils.tables import interval, markdown
 
-FIGURE = "answer/four_situations.png"
+FIGURE = "answer/situations.png"
 # inches: in a notebook as wide as the page
 WIDE = max(1.5 * plots.WIDTH, plots.STYLE["figure.figsize"][0])
+MA_PPO, PPO_99 = "MA-PPO", "PPO-0.99"
+LONG = "PPO lam^(1/5)"  # PPO-0.99, as most protocols call it
+STYLES = {MA_PPO: ("MA-PPO", "o"), PPO_99: (LONG, "s")}  # what a method looks like, and its marker
 
 
 class Situation(NamedTuple):
-    """A row of the table: the study that measured it, and the methods that it compares."""
+    """A row of the table and of the figure: what is compared in which study."""
 
     text: str
     study: str
-    # (study, [method, PPO]) -> the number with its interval
-    measure: Callable[[str, Sequence[str]], str]
     ppo: str
-    ours: str
-    horizon: str  # PPO with a longer horizon
+    # name in the answer -> the study's method; a method that was not run is left out
+    methods: Mapping[str, str]
+    # those whose comparison with PPO was fixed before the first run; all others are exploratory
+    fixed: Sequence[str] = ()
+    outcome: str = "updates / PPO's"
 
 
-def to_score(study: str, methods: Sequence[str], score: float, window: int) -> str:
-    """Updates of the first method over those of the second, to a score that was chosen before the first run."""
-    return interval(ratio_of_updates(stored_results(study), methods, score, window), beside=1)
-
-
-LABELS = {"PPO": "PPO (λ = 0.95)", "MA-PPO": "MA-PPO (n = 5)", "PPO lam^(1/5)": "PPO with λ = 0.99"}
-WORD, STEPS = partial(to_score, score=0.8, window=3), partial(to_score, score=0.6, window=5)
-LONG = "PPO lam^(1/5)"
+CLAIMED = (1 / 2, 1 / 1.7)  # "1.7 to 2 times faster" (abstract), as a ratio of updates
+FINAL, REWARD = "updates to PPO's final score / PPO's", "reward − PPO's"
 SITUATIONS = (
-    Situation("one word decides a noisy score 64 tokens later; the critic cannot predict it", "critic_confirm", WORD,
-              "blind PPO", "blind MA-PPO", f"blind {LONG}"),
-    Situation("arithmetic, step by step; the critic cannot predict the result", "steps_confirm", STEPS, "PPO",
-              "MA-PPO", LONG),
-    Situation("the first task again, but the critic was trained beforehand and predicts part of the score",
-              "critic_confirm", WORD, "seeing PPO", "seeing MA-PPO", f"seeing {LONG}"),
-)  # fmt: skip
-PANELS = {  # title -> study, methods by their names in the legend
-    "word 128 tokens before the score, no noise; new critic": (
-        "umbrella", "L128 first E0", "L128 first E4", "L128 first E1"),
-    "word next to the score, no noise; new critic": ("umbrella", "L32 last E0", "L32 last E4", None),
-    "word 64 tokens before a noisy score; critic trained first": (
-        "critic_confirm", "seeing PPO", "seeing MA-PPO", f"seeing {LONG}"),
-    "arithmetic in steps; new critic": ("steps_confirm", "PPO", "MA-PPO", LONG),
-}  # fmt: skip
+    Situation(
+        "one early word decides a noisy score 64 tokens later; new critic",
+        "critic_confirm",
+        "blind PPO",
+        {MA_PPO: "blind MA-PPO", PPO_99: f"blind {LONG}"},
+    ),
+    Situation(
+        "arithmetic, step by step, to 60 % right; new critic",
+        "steps_confirm",
+        "PPO",
+        {MA_PPO: "MA-PPO", PPO_99: LONG},
+        fixed=[MA_PPO],
+    ),
+    Situation(
+        "the first task, critic trained first; the word opens its macro action",
+        "critic_confirm",
+        "seeing PPO",
+        {MA_PPO: "seeing MA-PPO", PPO_99: f"seeing {LONG}"},
+        fixed=[MA_PPO],
+    ),
+    Situation(
+        "the same; the word at any place of its macro action",
+        "umbrella_start",
+        "T",
+        {MA_PPO: "M", PPO_99: "L"},
+    ),
+    Situation(
+        "summaries, scored by a reward model",
+        "summaries",
+        "PPO",
+        {MA_PPO: "MA-PPO", PPO_99: LONG},
+        outcome=FINAL,
+    ),
+    Situation(
+        "SmolLM2, rewarded for its first words (far from the score)",
+        "sentiment_settle",
+        "PPO",
+        {MA_PPO: "MA-PPO", PPO_99: LONG},
+        fixed=[MA_PPO, PPO_99],
+        outcome=REWARD,
+    ),
+    Situation(
+        "SmolLM2, rewarded for its last words (near the score)",
+        "sentiment_near",
+        "PPO",
+        {MA_PPO: "MA-PPO"},
+        fixed=[MA_PPO],
+        outcome=REWARD,
+    ),
+)
+
+
+def measured(row: Situation, method: str) -> dict:
+    """Return mean, low and high of a method compared with PPO: a ratio of updates or a difference of rewards."""
+    results, study = stored_results(row.study), load_study(row.study)
+    pair = [row.methods[method], row.ppo]
+    if row.outcome == REWARD:
+        return difference_of_means(results, pair, study.mean_updates)
+    if row.outcome == FINAL:
+        return ratio_to_final_score(results, pair)
+    return ratio_of_updates(results, pair, study.threshold, study.window)
 
 
 def answer_table() -> str:
-    """The situations as a Markdown table; brackets: 95 % t-intervals over seeds, paired by seed."""
+    """Return the situations as a Markdown table; brackets: 95 % t-intervals over seeds, paired by seed."""
     lines = []
     for row in SITUATIONS:
         seeds = len(by_method(stored_results(row.study))[row.ppo])
-        ratios = [row.measure(row.study, [method, row.ppo]) for method in (row.ours, row.horizon)]
-        lines.append([f"{row.text} ({seeds} seeds)", *ratios])
-    return typeset(markdown(["task", "MA-PPO, 5 tokens", "PPO, λ = 0.99"], lines))
+        cells = [_cell(row, method) for method in (MA_PPO, PPO_99)]
+        lines.append([f"{row.text} ({seeds} seeds)", row.outcome, *cells])
+    return typeset(markdown(["task", "outcome", MA_PPO, PPO_99], lines))
 
 
-@plt.rc_context(plots.STYLE | {"figure.figsize": (WIDE, WIDE)})
+def _cell(row: Situation, method: str) -> str:
+    """A number with its interval; a star says that nobody had fixed this comparison before the first run."""
+    if method not in row.methods:
+        return "not run"
+    found = measured(row, method)
+    text = interval(found, "+.3f") if row.outcome == REWARD else interval(found, beside=1)
+    return text if method in row.fixed else f"{text}*"
+
+
+@plt.rc_context(plots.STYLE | {"figure.figsize": (WIDE, 0.62 * WIDE)})
 def answer_figure() -> np.ndarray:
-    """Draw learning curves of four of the situations with one legend; returns the [4] Axes."""
-    axes, styles = plots.grid(len(PANELS), 0.1, 0.3), method_styles(LABELS)
-    for ax, (title, (study, *methods)) in zip(axes, PANELS.items(), strict=True):
-        runs = by_method(stored_results(study))
-        for name, method in zip(LABELS, methods, strict=True):
-            if method:
-                _draw(ax, [*runs[method].values()], styles[name] | {"label": LABELS[name]})
-        plots.dress(ax, "update", "score")
-        seeds = len(runs[methods[0]])
-        ax.set_title(f"{title}\n({study}, {seeds} seeds)", fontsize="small")
+    """Draw a row of dots for each situation, ratios above and differences of rewards below; return the two Axes."""
+    rewards = [row for row in SITUATIONS if row.outcome == REWARD]
+    ratios = [row for row in SITUATIONS if row.outcome != REWARD]
+    figure, axes = plt.subplots(
+        2, 1, layout="constrained", height_ratios=[len(ratios) + 0.6, len(rewards) + 0.6]
+    )
+    for ax, rows, nothing in ((axes[0], ratios, 1.0), (axes[1], rewards, 0.0)):
+        ax.axvline(nothing, color="0.3", linewidth=1)
+        for place, row in enumerate(rows):
+            for method in row.methods:
+                _dot(ax, place, method, row)
+        ax.set_yticks(range(len(rows)), [_label(row) for row in rows], fontsize="small")
+        ax.set_ylim(len(rows) - 0.4, -0.6)
+        ax.grid(axis="x", alpha=0.3, linewidth=0.5)
+    summaries = ratios.index(next(row for row in ratios if row.outcome == FINAL))
+    axes[0].plot(CLAIMED, [summaries, summaries], color="0.6", linewidth=6, solid_capstyle="butt")
+    axes[0].text(
+        CLAIMED[1], summaries, "  the paper's claim", color="0.35", va="center", fontsize="small"
+    )
+    axes[0].set_xscale("log")
+    axes[0].xaxis.set_major_locator(FixedLocator([0.4, 0.5, 0.6, 0.8, 1, 1.2, 1.4]))
+    axes[0].xaxis.set_minor_locator(NullLocator())
+    axes[0].xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axes[0].set_xlabel("updates needed, relative to PPO   (← fewer, better)", fontsize="small")
+    axes[1].set_xlabel("mean reward minus that of PPO   (more is better →)", fontsize="small")
     plots.legend(axes[0])
     text = (
-        "Score of training batches, mean of the last 3 updates; line: mean over seeds, band: its 95 % interval (it may "
-        "pass what can be reached, and with noise a line may pass 1). The axes differ. If the critic cannot "
-        "predict the score and the deciding words come long before it (top left, bottom right), MA-PPO is ahead of "
-        "PPO on the way, and so is PPO with λ = 0.99. Next to the score (top right; λ = 0.99 was not run) we found no "
-        "difference; a line dips when one run falls and comes back. With a noisy score and a critic that was trained "
-        "first (bottom left) MA-PPO is slower; a few slow runs lower its mean. The upper panels are not in the table."
+        "Where MA-PPO is faster than PPO (λ = 0.95), so is PPO-0.99, which has no macro actions. "
+        "Where MA-PPO is slower or earns less, PPO-0.99 loses little or was not run. Dots are means over seeds "
+        "(geometric ones above), lines their 95 % intervals; the vertical line is PPO. SmolLM2's rewards are before "
+        "the KL penalty; after it no method gained. Hollow: not fixed before the first run."
     )
-    plots.caption(axes[0].figure, text)
+    plots.caption(figure, text)
     return axes
 
 
-def _draw(ax: plt.Axes, runs: Sequence[Mapping], style: Mapping) -> None:
-    """The mean of smoothed curves over seeds, with the 95 % t-interval of this mean."""
-    curves = np.array(
-        [trailing_mean([row["gold_mean"] for row in curve_of(run)], 3) for run in runs]
-    )
-    updates, mean = np.arange(1, curves.shape[1] + 1), curves.mean(0)
-    half = t_quantile(len(runs) - 1) * curves.std(0, ddof=1) / len(runs) ** 0.5
-    ax.plot(updates, mean, linewidth=1.6, **style)
-    ax.fill_between(
-        updates, mean - half, mean + half, color=style["color"], alpha=0.18, linewidth=0
+def _label(row: Situation) -> str:
+    """The situation in two lines, so that it fits beside the picture."""
+    return "\n".join(textwrap.wrap(row.text, 40))
+
+
+def _dot(ax: plt.Axes, place: int, method: str, row: Situation) -> None:
+    """A dot with its interval; the two methods of a row stand a little above and below its middle."""
+    found = measured(row, method)
+    style, marker = STYLES[method]
+    colour = method_styles([style])[style]["color"]
+    height = place - 0.14 if method == MA_PPO else place + 0.14
+    named = method in ax.get_legend_handles_labels()[1]
+    ax.errorbar(
+        found["mean"],
+        height,
+        xerr=[[found["mean"] - found["low"]], [found["high"] - found["mean"]]],
+        color=colour,
+        marker=marker,
+        markersize=7,
+        markerfacecolor=colour if method in row.fixed else "white",
+        capsize=3,
+        linestyle="none",
+        label=None if named else method,
     )
 
 

@@ -10,11 +10,17 @@ import numpy as np
 
 from marlhf_lab.credit.gradient_signal import ratio_of_signals
 from marlhf_lab.figures.gradient_signal import gradient_record
-from marlhf_lab.studies.contrasts import curve_of, ratio_of_updates, ratio_to_final_score
+from marlhf_lab.studies.contrasts import (
+    curve_of,
+    ratio_of_updates,
+    ratio_to_final_score,
+    updates_to,
+)
 from marlhf_lab.studies.equal_kl import difference_at_kl
 from marlhf_lab.studies.mean_reward import difference_of_means, interaction, means_of
 from marlhf_lab.studies.results import EXPLAINED, by_method, stored_results, t_interval, t_quantile
-from marlhf_lab.studies.study import load_study
+from marlhf_lab.studies.study import STUDIES, load_study
+from marlhf_lite.utils.shipped import shipped
 from marlhf_lite.utils.tables import interval
 
 RATIOS = [  # study, methods (see `ratio_of_updates`), threshold, window
@@ -23,6 +29,17 @@ RATIOS = [  # study, methods (see `ratio_of_updates`), threshold, window
     ("umbrella", ["L128 first E4", "L128 first E1"], 0.8, 3),
     ("tuned_steps", ["PPO", "MA-PPO"], 0.6, 5),
     *(("steps_confirm", ["MA-PPO", long], 0.6, 5) for long in ("PPO lam^(1/5)", "PPO lam=1")),
+]
+
+
+NEVER = [  # name, study, method: how many runs never reach the score of 0.8, so that a ratio is only a bound
+    ("umbrella: PPO runs that never arrive, 128 tokens", "umbrella", "L128 first E0"),
+    ("critic_confirm: PPO runs that never arrive, new critic", "critic_confirm", "blind PPO"),
+    (
+        "critic_confirm: MA-PPO runs that never arrive, critic trained first",
+        "critic_confirm",
+        "seeing MA-PPO",
+    ),
 ]
 
 
@@ -55,12 +72,20 @@ def claims() -> dict[str, str]:
         texts[f"kl_price: MA-PPO - PPO at equal KL, {score}"] = interval(
             at_equal_kl(runs, score, degree=2), "+.3f"
         )
+    distance = {
+        method: np.mean([np.mean(run["final"]["kl"]) for run in of_seed.values()])
+        for method, of_seed in by_method(stored_results("kl_price")).items()
+    }
+    texts["kl_price: KL of MA-PPO with the mean over that of PPO, both at 0.05"] = (
+        f"{distance['MA-PPO mean 0.05'] / distance['PPO 0.05']:.1f}"
+    )
     noise = means_of(stored_results("critic_head"), (1, 5), "value_noise")
     less = [noise["blind PPO"][seed] - value for seed, value in noise["blind PPO, zero"].items()]
     texts["critic_head: less noise in the values of a head of zero, updates 1 to 5"] = interval(
         t_interval(less), ".3f"
     )
-    return texts | _equal_kl() | _near() | _after_the_price() | _by_the_rules() | _first_gradients()
+    texts |= _equal_kl() | _near() | _after_the_price() | _by_the_rules() | _first_gradients()
+    return texts | _critics() | _trained_critic()
 
 
 def _equal_kl() -> dict[str, str]:
@@ -117,14 +142,22 @@ def _after_the_price() -> dict[str, str]:
     texts = {}
     for method in net:
         after = [late - early for late, early in net[method].values()]
-        texts[f"sentiment_settle: {method}, reward - 0.05 KL, against its first update"] = (
-            f"{np.mean(after):+.3f}"
+        texts[f"sentiment_settle: {method}, reward - 0.05 KL, against its first update"] = interval(
+            t_interval(after), "+.3f"
         )
         if method != "PPO":
             gaps = [net[method][seed][0] - net["PPO"][seed][0] for seed in net["PPO"]]
             texts[f"sentiment_settle: {method} - PPO, reward - 0.05 KL"] = interval(
                 t_interval(gaps), "+.3f"
             )
+    distance = {
+        method: np.mean([*by_seed.values()])
+        for method, by_seed in means_of(settled, (first, last), "kl_k1").items()
+    }
+    for method in ("MA-PPO", "PPO lam^(1/5)"):
+        texts[f"sentiment_settle: KL of {method} over that of PPO"] = (
+            f"{distance[method] / distance['PPO']:.1f}"
+        )
     kl = [row["kl_k1"] for run in settled for row in run["curve"]]
     texts["sentiment_settle: share of batches with a KL below -0.5"] = (
         f"{100 * np.mean(np.array(kl) < -0.5):.1f} %"
@@ -168,6 +201,71 @@ def _first_gradients() -> dict[str, str]:
         )
         for name in ("PPO lam^(1/5)", "MA-PPO, first value")
     }
+
+
+def _critics() -> dict[str, str]:
+    """How well the critics of all stored runs predict the score: counts of runs, by a warm-up and by study.
+
+    A run's number is the mean of the score's explained variance over the first ten updates in which its policy learned
+    (a critic's warm-up comes before them). Runs without a critic have none, and are not counted.
+    """
+    found: dict[bool, dict[str, list[float]]] = {True: {}, False: {}}
+    for folder in sorted(shipped("results").iterdir()):
+        if not (STUDIES / f"{folder.name}.yaml").is_file():
+            continue
+        for run in stored_results(folder.name):
+            values = [
+                row[EXPLAINED] for row in curve_of(run)[:10] if row.get(EXPLAINED) is not None
+            ]
+            if values:
+                trained_first = run["options"].get("critic_warmup", 0) > 0
+                found[trained_first].setdefault(folder.name, []).append(float(np.mean(values)))
+    new = np.concatenate([*found[False].values()])
+    trained = np.concatenate([*found[True].values()])
+    above = {study: sum(x > 0.2 for x in values) for study, values in found[True].items()}
+    umbrella = [
+        study for study in above if load_study(study).shared.get("dataset") == "tiny-umbrella"
+    ]
+    start = found[True]["umbrella_start"]
+    summaries = np.concatenate(
+        [found[True][study] for study in ("summaries", "summaries_schedule", "critic_tries")]
+    )
+    arithmetic = np.concatenate([found[True][study] for study in ("steps", "steps_schedule")])
+    return {
+        "critics: runs without a warm-up": f"{len(new):,}",
+        "critics: runs without a warm-up above 0.05": str(int((new > 0.05).sum())),
+        "critics: largest without a warm-up": f"{new.max():.2f}",
+        "critics: runs with a warm-up": f"{len(trained):,}",
+        "critics: runs with a warm-up above 0.2": str(sum(above.values())),
+        "critics: of these in umbrella": str(sum(above[study] for study in umbrella)),
+        "critics: median of umbrella_start": f"{np.median(start):.1f}",
+        "critics: runs on summaries with a warm-up": str(len(summaries)),
+        "critics: of these below 0": str(int((summaries < 0).sum())),
+        "critics: arithmetic with a warm-up, lowest": f"{arithmetic.min():.2f}",
+        "critics: arithmetic with a warm-up, highest": f"{arithmetic.max():.2f}",
+    }
+
+
+def _trained_critic() -> dict[str, str]:
+    """What a longer λ and macro actions do with a critic that was trained first, and arithmetic's critic at the end."""
+    texts = {}
+    for name, study, method in NEVER:
+        runs = by_method(stored_results(study))[method].values()
+        never = sum(updates_to(run, 0.8, 3) is None for run in runs)
+        texts[name] = f"{never} of {len(runs)}"
+    for study, ours, theirs in (
+        ("noise_confirm", "E1", "E0"),
+        ("umbrella_start", "L", "T"),
+        ("umbrella_start", "M", "T"),
+    ):
+        value = ratio_of_updates(stored_results(study), [ours, theirs], 0.8, 3)
+        texts[f"{study}: {ours} / {theirs}"] = interval(value, beside=1)
+    for method, runs in by_method(stored_results("steps_confirm")).items():
+        last = [np.mean([row[EXPLAINED] for row in curve_of(run)[-10:]]) for run in runs.values()]
+        texts[f"steps_confirm: {method}, explained variance of the last ten updates"] = interval(
+            t_interval(last)
+        )
+    return texts
 
 
 def _between(results: Sequence[Mapping], metric: str, first: int, last: int) -> dict:

@@ -27,13 +27,13 @@ def register_table() -> str:
     lines = []
     for study, (predicted, outcome) in yaml.safe_load(ROWS.read_text(encoding="utf-8")).items():
         if study in MEASURED:
-            text = outcome.replace(f"{{{study}}}", measured(study))
+            text = outcome.replace(f"{{{study}}}", measured(study).replace("-", "−"))
             lines.append(
                 [
                     f"[{study}](../benchmarks/{study}.py)",
                     "-",
                     predicted,
-                    text.replace("-", "−"),
+                    text,
                     "-",
                 ]
             )

@@ -6,12 +6,18 @@ Braces in the text of a cell are numbers of the table's study, or of another stu
 - `{PPO|gold_gain}`: a method's entry of this name in summary.json; `{main: PPO|kl|.1f}`: with another format;
 - `{contrast|PPO over MA-PPO}`: a contrast of the protocol; with `equal`, whether it is within its margin;
 - `{mean|PPO|mean reward|.3f}`: a mean over the protocol's `mean_updates`. Such contrasts are differences. All are "-"
-  before the planned seeds are there.
+  before the planned seeds are there;
+- `{umbrella_start: ratio|M|T}`: updates of the first method over those of the second, to the protocol's threshold, with
+  its interval; `mean ratio` without it;
+- `{claim|NAME}`: the number that `claims.py` has under this name.
+
+An entry with `text` is prose, not a table: its paragraphs have such numbers too.
 """
 
 import functools
 import json
 import re
+import textwrap
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -19,8 +25,8 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from marlhf_lab.figures.baseline_signal import baseline_record, signal_table
 from marlhf_lab.studies.answer import answer_table
+from marlhf_lab.studies.claims import claims
 from marlhf_lab.studies.contrasts import curve_of, ratio_of_updates
 from marlhf_lab.studies.register import register_table
 from marlhf_lab.studies.results import EXPLAINED, stored_results, t_interval
@@ -33,7 +39,6 @@ MARKED = re.compile(r"(<!-- table: (\w+) -->\n)((?:(?!<!--).)*?)\n?(<!-- end -->
 MADE_ELSEWHERE = {
     "answer": answer_table,
     "register": register_table,
-    "signal": lambda: signal_table(baseline_record()),
 }
 NUMBER = re.compile(r"\{(?:([\w+]+): )?([^{}]+)\}")
 
@@ -48,6 +53,8 @@ def table(spec: Mapping) -> str:
     """Return a table as Markdown. See `result_tables.yaml`."""
     if "is" in spec:
         return MADE_ELSEWHERE[spec["is"]]()
+    if "text" in spec:
+        return prose(spec["text"])
     columns, lines = spec["columns"], []
     for label, row in spec["rows"].items():
         cells = row["cells"] if isinstance(row, dict) and "cells" in row else columns.values()
@@ -63,6 +70,25 @@ def table(spec: Mapping) -> str:
             ]
         )
     return markdown([spec["head"], *map(str, columns)], lines)
+
+
+def prose(text: str) -> str:
+    """Fill the numbers into paragraphs and wrap these as the pages of docs/ are wrapped."""
+    filled = [fill(paragraph, study="") for paragraph in text.strip().split("\n\n")]
+    return "\n\n".join(_wrapped(paragraph) for paragraph in filled)
+
+
+def _wrapped(paragraph: str) -> str:
+    """Wrap a paragraph, or each item of a list of bullets."""
+    lines = []
+    for item in re.split(r"\n(?=\* )", paragraph):
+        indent = "  " if item.startswith("* ") else ""
+        lines.append(
+            textwrap.fill(
+                item, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+            )
+        )
+    return "\n".join(lines)
 
 
 def _named(cell: str, names: list[str]) -> str:
@@ -91,12 +117,23 @@ def write(study: str, source: str, *what: str) -> str:
             study, tuple(contrast["ratio"]), load_study(study).threshold, load_study(study).window
         )
         return _contrast(value, contrast.get("margin"), *what[1:])
+    if source in ("ratio", "mean ratio"):
+        protocol = load_study(study)
+        value = _ratio(study, what, protocol.threshold, protocol.window)
+        return number(value["mean"]) if source == "mean ratio" else _contrast(value, margin=None)
+    if source == "claim":
+        return _claims()[what[0]]
     if source == "mean":
         method, key, form = what
         by_seed = _mean_rewards(study).get("means", {}).get(key, {}).get(method)
         return written(by_seed and t_interval([*by_seed.values()]), form)
     key, form = what[0], what[1] if len(what) > 1 else ".2f"
     return written(_value(study, source, key), form)
+
+
+@functools.cache
+def _claims() -> dict[str, str]:
+    return claims()
 
 
 @functools.cache
@@ -164,13 +201,9 @@ def written(value, form: str) -> str:
 
 
 def main() -> None:
-    """Write the tables of docs/results.md anew, and the first of them in README, too."""
-    page, readme = Path("docs") / "results.md", Path("README.md")
-    before = page.read_text(encoding="utf-8")
-    after = write_tables(before)
-    page.write_text(after, encoding="utf-8")
-    old, new = (MARKED.search(text)[3] for text in (before, after))
-    readme.write_text(readme.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+    """Write the tables and the numbers of docs/results.md and of README anew."""
+    for page in (Path("docs") / "results.md", Path("README.md")):
+        page.write_text(write_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from marlhf_lab.studies.study import STUDIES
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 INTERVAL = re.compile(r"[+−-]?\d+(?:\.\d+)? \[[^\]]+\]")
-WORDS = 5500
+WORDS = 7000
 
 
 def test_the_page_is_short():
@@ -25,14 +25,14 @@ def test_the_page_is_short():
 
 
 def test_the_tables_are_those_of_the_records():
-    """Where they differ: `make tables`. README has the first."""
+    """Where they differ: `make tables`. README has some of them, and they are alike."""
     names = [found[2] for found in MARKED.finditer(PAGE)]
     assert sorted(names) == sorted(yaml.safe_load(TABLES.read_text(encoding="utf-8")))
     assert PAGE.count("<!-- table:") == PAGE.count("<!-- end -->") == len(names)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert MARKED.search(PAGE)[3] in readme
-    made, page = write_tables(PAGE).splitlines(), PAGE.splitlines()
-    assert [pair for pair in zip(page, made, strict=True) if pair[0] != pair[1]] == []
+    for text in (PAGE, readme):
+        made, page = write_tables(text).splitlines(), text.splitlines()
+        assert [pair for pair in zip(page, made, strict=True) if pair[0] != pair[1]] == []
 
 
 def test_every_study_is_in_the_register():
@@ -82,9 +82,6 @@ def test_every_interval_of_the_text_is_in_the_records():
     for file in [*results.glob("*/summary.json"), *results.glob("benchmark_*signal*.json")]:
         known += intervals(json.loads(file.read_text(encoding="utf-8")))
     known = plain("\n".join([*known, *claims().values()]))
-    for page in (
-        PAGE,
-        (ROOT / "README.md").read_text(encoding="utf-8").replace(MARKED.search(PAGE)[3], ""),
-    ):
+    for page in (PAGE, (ROOT / "README.md").read_text(encoding="utf-8")):
         said = [" ".join(x.split()) for x in INTERVAL.findall(MARKED.sub("", page))]
         assert [x for x in said if plain(x) not in known and turned(plain(x)) not in known] == []

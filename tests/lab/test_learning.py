@@ -4,14 +4,13 @@ import json
 import math
 import re
 
-import numpy as np
 import pytest
 import yaml
 
 from marlhf_lab.studies.answer import FIGURE, answer_figure, answer_table
 from marlhf_lab.studies.contrasts import ratio_of_updates, ratio_to_final_score
 from marlhf_lab.studies.learning import learning_report, learning_table
-from marlhf_lab.studies.results import stored_results
+from marlhf_lab.studies.result_tables import MARKED
 from marlhf_lab.studies.study import STUDIES, load_study
 
 OPTIONS = {
@@ -124,31 +123,28 @@ def test_report_begins_with_the_primary_outcome(results, tmp_path):
 
 
 def test_the_answer_of_one_screen_is_what_the_records_say():
-    """In README and results alike: the same words and table, in 20 lines with at most eight intervals."""
-    root, sections = STUDIES.parents[2], []
+    """In README and results alike: the same paragraphs, in this order, with the table and the figure."""
+    root = STUDIES.parents[2]
     for page in ("README.md", "docs/results.md"):
         text = (root / page).read_text("utf-8")
-        sections.append(
-            re.search(r"## Does it work, and when\?\n\n(.*?)\n(?=\n!\[|\n## )", text, re.S)[1]
-        )
-    readme, _ = re.split(r"\s\[All studies,", sections[0])
-    assert readme == re.sub("<!--.*?-->\n", "", sections[1]) and answer_table() in readme
-    assert len([line for line in sections[0].split("\n") if line]) <= 20
-    assert len(re.findall(r"\d \[[^\]]+\d\]", readme)) <= 8
-    assert FIGURE in (root / "docs" / "results.md").read_text("utf-8")
+        (section,) = re.findall(r"## Does it work, and when\?\n(.*?)\n## ", text, re.S)
+        parts = [found[2] for found in MARKED.finditer(section)]
+        assert parts[:4] == ["answer", "one_screen", "table_note", "advice"]
+        assert answer_table() in section and FIGURE in section
 
 
-def test_the_figure_of_the_answer_has_four_panels_and_one_legend():
+def test_the_figure_of_the_answer_has_the_numbers_of_the_table():
+    """A dot for each cell, at the number that the table prints; hollow dots are the cells with a star."""
     axes = answer_figure()
-    assert [len(ax.lines) for ax in axes] == [3, 2, 3, 3]
-    assert [text.get_text()[:3] for text in axes[0].figure.legends[0].get_texts()] == [
-        "PPO",
-        "MA-",
-        "PPO",
-    ]
-    umbrella = [run for run in stored_results("umbrella") if run["method"] == "L128 first E0"]
-    last = np.mean([[row["gold_mean"] for row in run["curve"][-3:]] for run in umbrella])
-    assert np.isclose(axes[0].lines[0].get_ydata()[-1], last)
+    names = [text.get_text() for text in axes[0].figure.legends[0].get_texts()]
+    assert names == ["MA-PPO", "PPO-0.99"]
+    dots = [line for ax in axes for line in ax.lines if line.get_marker() in ("o", "s")]
+    cells = re.findall(r"([+−]?\d\.\d+) \[[^]]*\](\*?)", answer_table())
+    assert len(dots) == len(cells) == 13
+    for dot, (text, star) in zip(dots, cells, strict=True):
+        digits = len(text.split(".")[1])
+        assert round(float(dot.get_xdata()[0]), digits) == float(text.replace("−", "-"))
+        assert (dot.get_markerfacecolor() == "white") == bool(star)
 
 
 def test_updates_to_the_final_score_of_a_method():
