@@ -58,7 +58,7 @@ def errors_by_lam(
             ax.plot(lams, parts[part], color=colour, linestyle=line, linewidth=2, label=part)
         best = int(np.argmin(parts["both"]))
         ax.plot(lams[best], parts["both"][best], "o", color=BOTH)
-        ax.set(title=f"critic {name}", xlabel="λ", xticks=(0, 0.5, 1))
+        ax.set(title=f"{name} critic", xlabel="λ", xticks=(0, 0.5, 1))
     axes[0].set_ylabel("error of a batch's gradient")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     return axes[0]
