@@ -33,6 +33,12 @@ no result is looked at before that.
 
     python benchmarks/baseline_signal.py --model FOLDER        # FOLDER: HuggingFaceTB/SmolLM2-135M-Instruct
 
+2026-11-28, a note after the run: THE PRIMARY OUTCOME IS NOT EVIDENCE. Direction and critic come from the same half of
+the answers, so a difference between S and M comes out although scores have no relation to the text: words that went
+with high scores in that half by chance are what the direction raises and what the critic has learned to like. The
+bootstrap holds two directions and two critics fixed, so it does not see this. `signal_apart.py` asks again, with three
+disjoint parts and a placebo. This program stays as that of the record.
+
 The program was tried on 64 answers with another seed. Parts are kept in `--folder`; an interrupted run goes on after
 its last part.
 """
@@ -67,9 +73,9 @@ from marlhf_lab.studies.results import rounded
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.experiments.named_rewards import text_reward
-from marlhf_lite.models.actor_critic import build_models, trainable
+from marlhf_lite.models.actor_critic import trainable
 from marlhf_lite.models.adapters import resolve_adapter_dir
-from marlhf_lite.models.loading import load_base, load_tokenizer
+from marlhf_lite.models.loading import build_models, load_base, load_tokenizer
 from marlhf_lite.tasks.chats import chat_writer
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.training.critic_metrics import diagnose_critic
