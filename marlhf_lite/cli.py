@@ -237,7 +237,7 @@ def preset_lines(options: commands.StageCommand, presets: Sequence[str]) -> list
 
 
 def _compare(options: commands.CompareCommand) -> None:
-    from marlhf_lite.evaluation.compare import compare, comparison_table
+    from marlhf_lite.evaluation.compare import compare, comparison_note, comparison_table
     from marlhf_lite.evaluation.statistics import few_prompts
 
     paths = split_paths(options.answers)
@@ -246,7 +246,7 @@ def _compare(options: commands.CompareCommand) -> None:
     rows = compare(paths, options.baseline)
     print(comparison_table(rows))
     few = few_prompts(rows[0]["prompts"])
-    print(f"\nafter scores: gain over {rows[0]['baseline']}, paired by prompt [95 % interval]{few}")
+    print(f"\n{comparison_note(rows)}{few}")
 
 
 def _judge(options: commands.JudgeCommand) -> None:

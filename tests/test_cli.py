@@ -483,7 +483,7 @@ def test_ppo_starts_from_the_base_model(prompts, capsys):
     sizes = "--batch_size 4 --updates 1 --max_response_length 6 --eval_prompts 2 --output_dir out"
     assert main(f"run --dataset prompts.jsonl --reward words:few {sizes}".split()) == 0
     printed = capsys.readouterr().out
-    assert "the policy starts as the base model is" in printed and "gold score" in printed
+    assert "the policy starts as the base model is" in printed and "| words:few |" in printed
     rows = json.loads(Path("out/data.json").read_text())
     assert (rows["sft"], rows["rm"], rows["ppo"], rows["test"]) == (0, 0, 36, 4)
     adapter = load_file("out/sft/adapter_model.safetensors")
@@ -532,10 +532,13 @@ def test_an_evaluation_scores_by_one_s_own_function(prompts, capsys):
     def scores(*words):
         sys.modules.pop("words", None)  # as in a new process
         stage("evaluate", "e", "--sft", "out", *words)
-        return [(row.get("gold"), len(row["response"])) for row in RunFolder.open("e").samples()]
+        rows = RunFolder.open("e").samples()
+        assert not any("gold" in row for row in rows)  # only a true score is called so
+        return [(row.get("words:few"), len(row["response"])) for row in rows]
 
     few = scores("--reward", "words:few")
-    assert [gold for gold, _ in few] == [-length for _, length in few] and len(few) == 4
+    assert [score for score, _ in few] == [-length for _, length in few] and len(few) == 4
+    assert "| method | words:few | KL (nats) |" in Path("e/table.md").read_text()
     Path("words.py").write_text(
         "def few(prompts, responses):\n    return [2 * len(r) for r in responses]\n"
     )
@@ -556,12 +559,12 @@ def test_an_evaluation_by_a_reward_that_draws_is_the_same_for_one_seed(prompts):
     words = "def drawn(prompts, responses):\n    return [random.random() for _ in responses]\n"
     Path("words.py").write_text(f"import random\n\n\n{words}")
     stage("sft", "out", "--dataset", "prompts.jsonl", "--sft_epochs", "0")
-    gold = []
+    drawn = []
     for folder in ("first", "again"):
         random.seed()
         stage("evaluate", folder, "--sft", "out", "--reward", "words:drawn")
-        gold.append([row["gold"] for row in RunFolder.open(folder).samples()])
-    assert gold[0] == gold[1] and len(set(gold[0])) > 1
+        drawn.append([row["words:drawn"] for row in RunFolder.open(folder).samples()])
+    assert drawn[0] == drawn[1] and len(set(drawn[0])) > 1
 
 
 # A full disk

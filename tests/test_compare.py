@@ -127,6 +127,42 @@ def test_stores_with_samples_and_temperatures(tmp_path):
         assert row["rm_score_wins"] == pytest.approx(wilson(sum(wins), 8)._asdict())
 
 
+def test_a_method_is_the_baseline_at_each_temperature(write, capsys):
+    rows = []
+    for method, shift in (("PPO", 0.0), ("MA-PPO", 0.5)):
+        for t in (0.4, 1.0):
+            rows += stored(method, BASE[:, None] + shift + 10 * t, t)
+    path = write("samples.jsonl", rows)
+    for baseline in ("", "PPO"):
+        found = {row["method"]: row for row in compare([path], baseline)}
+        for t in (0.4, 1.0):
+            assert found[f"PPO T={t}"]["baseline"] == found[f"MA-PPO T={t}"]["baseline"]
+            assert found[f"MA-PPO T={t}"]["rm_score_gain"]["mean"] == pytest.approx(0.5)
+            assert "rm_score_gain" not in found[f"PPO T={t}"]
+    assert not main(["compare", "--answers", str(path), "--baseline", "PPO"])
+    assert "gain over PPO T=0.4, PPO T=1.0, at the same temperature" in capsys.readouterr().out
+    fails(lambda: compare([path], "SFT"), "--baseline SFT", "PPO T=0.4")
+
+
+def test_a_reward_is_compared_under_its_name_also_in_files_that_called_it_gold(write, capsys):
+    mark = {"reward": "words:few, 3f"}
+    old = [
+        {k: v for k, v in row.items() if k != "rm_score"} | {"gold": row["rm_score"]} | mark
+        for row in answers("PPO", BASE)
+    ]
+    new = [
+        {k: v for k, v in row.items() if k != "rm_score"} | {"words:few": row["rm_score"]} | mark
+        for row in answers("MA-PPO", BETTER)
+    ]
+    paths = [write("old.jsonl", old), write("new.jsonl", new)]
+    _, row = compare(paths)
+    assert "gold" not in row and row["words:few_gain"]["mean"] == pytest.approx(0.625)
+    assert not main(["compare", "--answers", ",".join(map(str, paths))])
+    assert "| words:few | wins by words:few |" in capsys.readouterr().out
+    new[3]["words:few"] = "much"
+    fails(lambda: compare([paths[0], write("bad.jsonl", new)]), "row 4", "words:few", "'much'")
+
+
 def test_folders_at_different_temperatures_are_named_by_them(tmp_path):
     for method, temperature in (("PPO", 0.4), ("MA-PPO", 0.8)):
         store = ResponseStore(tmp_path / method, method, {"temperature": temperature})
@@ -162,8 +198,8 @@ def test_faults_are_named_in_one_line(write, tmp_path):
         "b3.jsonl: id ": [ok, write("b3.jsonl", [*rows, rows[0]])],
         "--rm": [ok, write("b4.jsonl", answers("DPO", BASE, rm="abd"))],
         "--reward": [
-            write("a2.jsonl", answers("PPO", BASE, gold=1.0, reward="words:few 3f")),
-            write("b7.jsonl", answers("DPO", BASE, gold=1.0, reward="words:few 4e")),
+            write("a2.jsonl", answers("PPO", BASE, gold=1.0, reward="words:few, 3f")),
+            write("b7.jsonl", answers("DPO", BASE, gold=1.0, reward="words:few, 4e")),
         ],
         "the data's gold score": [
             write("a3.jsonl", answers("PPO", BASE, gold=1.0)),

@@ -179,6 +179,22 @@ def test_variants_share_a_colour_and_unknown_names_have_no_methods():
     assert {own[name]["color"] for name in own if name != "PPO"} == set(SERIES)
 
 
+def test_a_name_that_only_begins_like_a_method_is_another_method():
+    names = ["PPO", "PPO-0.99", "PPO_b", "MA-PPO", "MA-PPO-long", "PPO-0.9"]
+    styles = method_styles(names)
+    assert len({style["color"] for style in styles.values()}) == len(names)
+    for name in names[:4:3]:
+        assert styles[name]["color"] == METHODS[name].colour
+    for same in ("PPO λ=0.99", "PPO with λ = 0.99", "PPO lam^(1/5)"):
+        assert method_styles([same])[same]["color"] == styles["PPO-0.99"]["color"]
+
+
+def test_a_figure_is_written_as_pdf_too_and_its_bytes_stay(tmp_path):
+    ax = plots.reward_curves(ONE)
+    first, again = (plots.save(ax, tmp_path / f"{i}.pdf").read_bytes() for i in (1, 2))
+    assert first.startswith(b"%PDF") and first == again
+
+
 def test_bad_input_is_named_and_leaves_no_figure():
     fails(lambda: plots.reward_curves(ONE, "reward"), "PPO: no 'reward'")
     for runs in (ONE["PPO"][0], [[]], [rows((1, np.inf))], [rows((1, 1)), rows((2, 2))]):

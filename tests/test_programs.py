@@ -488,6 +488,11 @@ def test_pass_at_k_counts_all_choices(samples):
         assert pass_at_k(samples, passed, k) == pytest.approx(sum(map(any, choices)) / len(choices))
 
 
+def test_pass_at_k_of_impossible_numbers_is_refused():
+    for samples, passed, k in ((2, 0, 5), (2, 0, 0), (0, 0, 1), (2, 3, 1), (2, -1, 1)):
+        fails(lambda: pass_at_k(samples, passed, k), "give ")  # noqa: B023
+
+
 def test_pass_rates_by_difficulty():
     """As Table 3: a line for each difficulty, and one for all."""
     passed = {"a": [1, 1, 0.5], "b": [0, 1, 0], "c": [0, 0.9, 0]}

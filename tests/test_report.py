@@ -7,7 +7,7 @@ import pytest
 from matplotlib import pyplot as plt
 
 from marlhf_lite.evaluation.scores import to_frame
-from marlhf_lite.experiments.reports import run_report
+from marlhf_lite.experiments.reports import caption, run_report
 from marlhf_lite.plotting import training
 
 
@@ -95,16 +95,61 @@ def test_figures_are_of_what_is_known(tmp_path, rows, histories, expected):
 
 
 @pytest.mark.parametrize(
-    ("reward", "label"), [("rm", "reward model score"), ("my:short", "score"), ("tests", "score")]
+    ("reward", "label"),
+    [
+        ("rm", "reward model score"),
+        ("my:short_one", "my:short_one"),
+        ("tests", "reward of tests"),
+        ("gold", "gold score"),
+        ("environment", "my:Game"),
+    ],
 )
-def test_curves_name_the_reward_model_where_it_gave_the_reward(
-    tmp_path, monkeypatch, reward, label
-):
+def test_curves_are_named_after_the_reward(tmp_path, monkeypatch, reward, label):
     labels = {}
     monkeypatch.setattr(
         training,
         "save",
         lambda axes, path: labels.update({path.stem: np.ravel(axes)[0].get_ylabel()}),
     )
-    run_report(tmp_path, to_frame(ROWS), BOTH, tmp_path, {"reward": reward})
+    config = {"reward": reward, "environment": "my:Game"}
+    run_report(tmp_path, to_frame(ROWS), BOTH, tmp_path, config)
     assert labels["reward_curves"] == label
+
+
+def test_gold_is_called_what_it_is_if_the_policy_was_trained_on_it(tmp_path):
+    for reward, heading in [
+        ("rm", "| gold score |"),
+        ("gold", "| gold score, trained on |"),
+        ("tests", "| share of tests passed, trained on |"),
+    ]:
+        text = run_report(tmp_path, to_frame(SCORED), {}, tmp_path, {"reward": reward})
+        assert heading in text
+
+
+def test_a_reward_has_its_own_name_in_table_summary_and_figure(tmp_path):
+    """Also if no method has a gain over another, and as files that a reader takes out of the folder."""
+    rows = [
+        {k: v for k, v in row.items() if k != "rm_score"}
+        | {"my:short_one": row["rm_score"], "reward": "my:short_one, 1a2b"}
+        for row in ROWS
+    ]
+    text, saved, figures = write(tmp_path, rows, {})
+    assert "| my:short_one |" in text and "gold" not in text + json.dumps(saved)
+    assert saved["methods"][1]["my:short_one_gain"]["mean"] == 1.0
+    assert figures == {"reward_distribution"} == {p.stem for p in tmp_path.glob("pictures/*.pdf")}
+    alone, _, _ = write(tmp_path, [row for row in rows if row["method"] == "SFT"], {})
+    assert "| my:short_one |" in alone
+
+
+def test_gains_are_at_the_same_temperature(tmp_path):
+    rows = [
+        row | {"temperature": t, "rm_score": row["rm_score"] + 10 * t}
+        for row in ROWS
+        for t in (0, 1)
+    ]
+    _, saved, _ = write(tmp_path, rows, {})
+    gains = {row["method"]: row.get("rm_score_gain", {}).get("mean") for row in saved["methods"]}
+    assert gains["PPO T=0.0"] == gains["PPO T=1.0"] == 1.0
+    assert gains["SFT T=0.0"] is gains["SFT T=1.0"] is None
+    assert "gain over SFT at the same temperature" in caption(to_frame(rows), 2)
+    assert "at the same" not in caption(to_frame(ROWS), 2)

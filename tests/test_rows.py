@@ -113,7 +113,9 @@ def test_a_run_scores_every_row_with_its_own_columns(folder, capsys):
     for row in samples:
         number = row["prompt"][4:-1]
         possible = [f"{number}-{k}" for k in (0, 1)]
-        assert row["gold"] in [len(a) + sum(map(row["response"].count, a)) for a in possible]
+        assert row["rows_reward:right"] in [
+            len(a) + sum(map(row["response"].count, a)) for a in possible
+        ]
 
 
 @pytest.mark.parametrize("command", ["rloo", "grpo"])

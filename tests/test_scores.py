@@ -10,6 +10,7 @@ from conftest import fails
 from marlhf_lite.evaluation.distributions import distributions, score_table, shifts
 from marlhf_lite.evaluation.scores import (
     prompt_ids,
+    reward_column,
     score_matrix,
     summarise,
     table,
@@ -17,6 +18,7 @@ from marlhf_lite.evaluation.scores import (
     to_records,
 )
 from marlhf_lite.evaluation.statistics import bootstrap_mean, paired_bootstrap, wilson
+from marlhf_lite.training.rewards import FunctionReward
 
 SCORES = {"SFT": [0.0, 1.0, 2.0, 3.0], "PPO": [1.0, 2.0, 3.0, 4.0], "MA-PPO": [0.0, 3.0, 2.0, 5.0]}
 
@@ -162,6 +164,19 @@ def frame(**methods):
 def test_tables_have_the_same_prompts_in_the_same_order():
     table = score_table(rows("SFT", SFT) + rows("PPO", PPO, reversed(range(40))))
     pd.testing.assert_frame_equal(table, frame(SFT=SFT, PPO=PPO), check_index_type=False)
+
+
+def test_a_table_of_scores_mixes_no_temperatures():
+    cold = [row | {"temperature": 0.0} for row in rows("PPO", PPO)]
+    warm = [row | {"temperature": 0.8} for row in rows("SFT", SFT)]
+    fails(lambda: score_table(cold + warm), "temperatures (0.0, 0.8)", "rows['temperature']")
+    assert list(score_table(warm)) == ["SFT"]
+
+
+@pytest.mark.parametrize("name", ["tokens", "response", "kl", "reward", "path"])
+def test_a_reward_of_a_taken_name_hides_no_column(name):
+    assert reward_column(FunctionReward(len, name)) == f"reward {name}"
+    assert reward_column(FunctionReward(len, "my:rule")) == "my:rule"
 
 
 def test_distributions():

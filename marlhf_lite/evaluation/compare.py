@@ -10,17 +10,16 @@ import pandas as pd
 from marlhf_lite.evaluation.responses import read_responses
 from marlhf_lite.evaluation.scores import (
     KLS,
-    SCORES,
     check_same_prompts,
+    find_baselines,
     name_temperatures,
     score_matrix,
+    scores_of_summary,
     summarise,
     table,
 )
 from marlhf_lite.evaluation.statistics import wilson
 from marlhf_lite.utils.errors import InputError
-
-COLUMNS = "method prompts samples rm_score rm_score_wins gold gold_wins kl tokens ended".split()
 
 
 def compare(paths: Sequence[str | Path], baseline: str = "") -> list[dict]:
@@ -30,10 +29,11 @@ def compare(paths: Sequence[str | Path], baseline: str = "") -> list[dict]:
 
     Args:
         paths: two or more, or one with several methods; see `read_responses`.
-        baseline: a method; by default SFT, else the first.
+        baseline: a method, at each temperature the one of that temperature, or a name such as "PPO T=0.8" for all; by
+            default SFT, else the first.
 
     Returns:
-        For each method the dict of `summarise`, with `baseline`, `samples` of each prompt and, except for the baseline,
+        For each method the dict of `summarise`, with `baseline`, `samples` of each prompt and, except for a baseline,
         <score>_wins: the share of prompts at which the method scores higher, ties as half (Wilson interval).
         No KL if the answers name different SFT models: such KLs cannot be compared.
 
@@ -41,42 +41,55 @@ def compare(paths: Sequence[str | Path], baseline: str = "") -> list[dict]:
         InputError: fewer than two methods, different prompts, scores of different reward models or rewards, no such
             baseline, or as `read_responses`.
     """
-    entries = _entries(list(dict.fromkeys(map(str, paths))))
+    answers = _read_all(list(dict.fromkeys(map(str, paths))))
+    named = name_temperatures(answers)
+    entries = dict(list(named.groupby("method", sort=False)))
+    methods = dict(zip(named["method"], answers["method"], strict=True))
     if len(entries) < 2:
         raise InputError(f"compare: one set of answers, {', '.join(entries)}: give two or more")
-    if baseline and baseline not in entries:
+    if baseline and baseline not in {*entries, *methods.values()}:
         raise InputError(f"--baseline {baseline}: no such answers; there are: {', '.join(entries)}")
-    base = baseline or ("SFT" if "SFT" in entries else next(iter(entries)))
-    for name in entries:
+    baselines = find_baselines(methods, baseline or "SFT")
+    for name, base in baselines.items():
         _check_alike(base, entries[base], name, entries[name])
-    # One temperature for all: each entry has a single one, which its name has if there are several.
-    rows = pd.concat([rows.assign(method=name, temperature=0.0) for name, rows in entries.items()])
-    if len(set().union(*(_scorers(answers, "reference") for answers in entries.values()))) > 1:
-        rows = rows.drop(columns=[name for name in KLS if name in rows])
-    summary = summarise(rows, base)
+    if len(_scorers(answers, "reference")) > 1:
+        answers = answers.drop(columns=[name for name in KLS if name in answers])
+    summary = summarise(answers, baseline or "SFT")
     for row in summary:
-        mine = entries[row["method"]]
+        name = row["method"]
+        mine, base = entries[name], baselines[name]
         row |= {"baseline": base, "samples": len(mine) // row["prompts"]}
-        row |= {f"{s}_wins": _wins(mine, entries[base], s) for s in SCORES if f"{s}_gain" in row}
+        for score in scores_of_summary([row]):
+            if f"{score}_gain" in row:
+                row[f"{score}_wins"] = _wins(mine, entries[base], score)
     return summary
 
 
 def comparison_table(summary: Sequence[dict]) -> str:
     """Return a Markdown table; a score is followed by its gain over the baseline with the interval."""
-    return table(summary, COLUMNS)
+    scores = []
+    for score in scores_of_summary(summary):
+        scores += [score, f"{score}_wins"]
+    return table(summary, ["method", "prompts", "samples", *scores, "kl", "tokens", "ended"])
 
 
-def _entries(paths: Sequence[str]) -> dict[str, pd.DataFrame]:
-    """Return responses by name: path, method and, if there are several, temperature."""
-    entries = {}
-    answers = pd.concat([read_responses(path).assign(path=path) for path in paths])
-    for (path, method), rows in name_temperatures(answers).groupby(["path", "method"], sort=False):
-        entries[path, method] = rows.drop(columns="path")
-    count = Counter(method for _, method in entries)
-    return {
-        method if count[method] == 1 else f"{path}: {method}": rows
-        for (path, method), rows in entries.items()
-    }
+def comparison_note(summary: Sequence[dict]) -> str:
+    """Return the line below the table: what each method is compared with."""
+    bases = list(dict.fromkeys(row["baseline"] for row in summary))
+    with_what = bases[0] if len(bases) == 1 else f"{', '.join(bases)}, at the same temperature"
+    return f"after scores: gain over {with_what}, paired by prompt [95 % interval]"
+
+
+def _read_all(paths: Sequence[str]) -> pd.DataFrame:
+    """Return the responses of all paths; a method that is in several is called "path: method"."""
+    parts = {path: read_responses(path) for path in paths}
+    places = Counter()
+    for rows in parts.values():
+        places.update(set(rows["method"]))
+    for path, rows in parts.items():
+        names = {name: f"{path}: {name}" for name in rows["method"].unique() if places[name] > 1}
+        parts[path] = rows.assign(method=rows["method"].replace(names))
+    return pd.concat(list(parts.values()), ignore_index=True)
 
 
 def _check_alike(base: str, ours: pd.DataFrame, name: str, theirs: pd.DataFrame) -> None:

@@ -17,10 +17,17 @@ TAILS = (0.05, 0.25)  # quantiles of the baseline below which a response is call
 def score_table(responses: pd.DataFrame | Sequence[Mapping]) -> pd.DataFrame:
     """Return reward model scores with a column for each method and the index (id, sample).
 
-    `responses` are at one temperature. Raises `InputError` for a response without the score, and if methods differ in
-    their prompts or numbers of samples.
+    `responses` are at one temperature: shifts between temperatures would count as those of a method. Raises
+    `InputError` for several temperatures, for a response without the score, and if methods differ in their prompts or
+    numbers of samples.
     """
-    groups = to_frame(responses).groupby("method", sort=False)
+    frame = to_frame(responses)
+    temperatures = frame["temperature"].unique().tolist()
+    if len(temperatures) > 1:
+        there = ", ".join(map(str, temperatures))
+        fix = "give the responses of one, such as rows[rows['temperature'] == 0.8]"
+        raise InputError(f"responses: several temperatures ({there}): {fix}")
+    groups = frame.groupby("method", sort=False)
     columns = {method: score_matrix(rows, "rm_score").stack() for method, rows in groups}
     table = pd.DataFrame(columns)
     if table.isna().any(axis=None):

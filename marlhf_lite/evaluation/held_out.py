@@ -11,7 +11,7 @@ from accelerate.utils import gather_object
 from transformers import set_seed
 
 from marlhf_lite.evaluation.responses import HeldOutPrompts, answer
-from marlhf_lite.evaluation.scores import KLS, SCORES, GoldScore, to_frame
+from marlhf_lite.evaluation.scores import KLS, GoldScore, score_columns, to_frame
 from marlhf_lite.models.actor_critic import PolicyModel, PPOModels
 from marlhf_lite.training.distributed import gathered_outside_layers, is_sharded
 from marlhf_lite.utils.random_states import random_states, set_random_states
@@ -36,9 +36,10 @@ class HeldOutEvaluation:
         if self.start is None:
             self.start = self._answers(models.reference, models, "SFT")
         ours, metrics = self._answers(models.policy, models, "policy"), {}
-        for name in (name for name in SCORES if name in ours):
-            scores, base = ours[name], self.start[name]
-            name = name.removeprefix("rm_")  # as in training, the score may be a function's
+        for column in score_columns(ours):
+            scores, base = ours[column], self.start[column]
+            # As in training, what the reward gives is the score, whatever the reward is.
+            name = "gold" if column == "gold" else "score"
             metrics |= {f"{name}_mean": scores.mean(), f"{name}_sft": base.mean()}
             metrics[f"{name}_win_rate"] = (np.sign(scores - base) / 2 + 0.5).mean()
         metrics |= ours[[*KLS, "tokens", "ended"]].astype(float).mean()

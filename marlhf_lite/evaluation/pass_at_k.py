@@ -7,6 +7,7 @@ import pandas as pd
 
 from marlhf_lite.evaluation.scores import name_temperatures, score_matrix, table
 from marlhf_lite.evaluation.statistics import bootstrap_mean
+from marlhf_lite.utils.errors import InputError
 
 STRATA = ("introductory", "interview", "competition")  # the difficulties of APPS
 ALL = "all"
@@ -15,8 +16,12 @@ ALL = "all"
 def pass_at_k(samples: int, passed: int, k: int) -> float:
     """Return 1 − C(n−c, k) / C(n, k) of one problem: the unbiased estimator of Chen et al. (2021), arXiv 2107.03374.
 
-    n is the number of `samples`, of which c `passed`, and k ≤ n may be tried.
+    n is the number of `samples`, of which c `passed`, and k ≤ n may be tried. Raises `InputError` for other numbers.
     """
+    if not 0 <= passed <= samples:
+        raise InputError(f"passed {passed}: of {samples} samples: give 0 to {samples}")
+    if not 1 <= k <= samples:
+        raise InputError(f"k {k}: there are {samples} samples: give 1 to {samples}, or sample more")
     return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
 
 

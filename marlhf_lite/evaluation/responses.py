@@ -28,6 +28,8 @@ from marlhf_lite.evaluation.scores import (
     GoldScore,
     Scorers,
     prompt_ids,
+    reward_column,
+    score_columns,
     score_rollout,
     to_frame,
     to_records,
@@ -35,7 +37,6 @@ from marlhf_lite.evaluation.scores import (
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.environments import Dialogue, from_turns
-from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import (
     Rollout,
     Sampler,
@@ -125,7 +126,14 @@ def _read(files: Sequence[Path], needed: Sequence[str] = ()) -> pd.DataFrame:
                 raise InputError(
                     f"{file}, row {number}: no {missing[0]}: give answers that `marlhf evaluate` wrote"
                 )
-            for name, value in ((name, row[name]) for name in NUMBERS if row.get(name) is not None):
+            reward = str(row.get("reward") or "").split(", ")[0]
+            is_of_code = ":" in reward
+            if is_of_code and "gold" in row and reward not in row:
+                row[reward] = row.pop("gold")  # until 1.0.0 every score of code was called gold
+            for name in (*NUMBERS, reward):
+                value = row.get(name)
+                if value is None:
+                    continue
                 if not isinstance(value, int | float) or not math.isfinite(value):
                     raise InputError(
                         f"{file}, row {number}: {name} {value!r} is not a finite number: leave it out"
@@ -199,13 +207,20 @@ def answer(
     policy: PolicyModel,
     reference: PolicyModel,
     held_out: HeldOutPrompts,
-    reward: ModelReward | None = None,
+    reward: Callable | None = None,
     gold: GoldScore | None = None,
     name: str = "policy",
 ) -> pd.DataFrame:
     """Return a scored response of a loaded policy to each prompt, with the columns of `evaluate_checkpoints`."""
     policy.eval()
-    score = partial(score_rollout, policy=policy, reference=reference, reward=reward, gold=gold)
+    rewards = [reward] if reward else []
+
+    def score(rollout: Rollout) -> dict:
+        columns = score_rollout(rollout, policy, reference, rewards, gold)
+        if reward and reward_column(reward) != "rm_score":
+            columns["reward"] = reward_column(reward)  # names the column of its scores
+        return columns
+
     generate = partial(held_out.generate, policy, method=name, score=score)
     rows = _in_batches(generate, held_out.keyed(1), held_out.batch_size, f"answers of {name}")
     return to_frame(pd.concat(rows).reset_index() if rows else [])
@@ -265,8 +280,9 @@ def evaluate_checkpoints(
 
     Returns:
         Rows by checkpoint, temperature, prompt and sample: id, sample, seed, method, temperature, prompt, token_ids,
-        response, tokens, ended, and with a scorer kl (k1, nats), kl_k3, rm_score and gold. `reference` and `rm` are
-        fingerprints of the models that scored, and `reward` is the name of the gold score, if it has one.
+        response, tokens, ended, and with a scorer kl (k1, nats), kl_k3, rm_score, gold, and a column named after the
+        reward. `reference` and `rm` are fingerprints of the models that scored, and `reward` is what the scores of code
+        depend on, with the name of the reward first.
 
     Raises:
         InputError: a folder without weights, or a broken stored file.
@@ -277,7 +293,9 @@ def evaluate_checkpoints(
         for name in ("reference", "rm")
         if (path := getattr(scorers, name))
     }
-    marks |= {"reward": scorers.gold_name} if scorers.gold else {}
+    by_code = scorers.columns_of_code()
+    if by_code:
+        marks["reward"] = scorers.version_of_code()
     wanted, tables = held_out.keyed(samples), []
     for name, path in checkpoints.items():
         load = scorers.policy(Path(path))
@@ -303,12 +321,14 @@ def evaluate_checkpoints(
             tables.append(to_frame(store.rows.loc[asked.index].reset_index()))
     rows = pd.concat(tables, ignore_index=True)
     # A store may have scores that nobody asks for now.
-    sources = dict.fromkeys((*KLS, "reference"), scorers.reference) | {
-        "rm_score": scorers.rm,
-        "rm": scorers.rm,
-    }
-    sources |= {"gold": scorers.gold, "reward": scorers.gold_name}
-    return rows.drop(columns=[name for name in rows if not sources.get(name, True)])
+    not_asked = set(score_columns(rows)) - {"rm_score", *by_code}
+    if not scorers.reference:
+        not_asked |= {*KLS, "reference"}
+    if not scorers.rm:
+        not_asked |= {"rm_score", "rm"}
+    if not marks.get("reward"):
+        not_asked.add("reward")
+    return rows.drop(columns=[name for name in rows if name in not_asked])
 
 
 def _fill(
@@ -331,11 +351,11 @@ def _fill(
         store.settings["method"],
     )
     stored = stored.assign(prompt=wanted[there])  # which carries its row, unlike in the file
-    # "": the data's own
-    by = stored.reindex(columns=[*marks, "gold"]).astype(object).fillna({"reward": ""})
-    fresh = (by[[*marks]] == pd.Series(marks, dtype=object)).all(axis=1) & (
-        by["gold"].notna() | (not scorers.gold)
-    )
+    by_code = scorers.columns_of_code()
+    has = stored.reindex(columns=[*marks, *by_code]).astype(object)
+    # A true score of the data has no version.
+    same_scorers = has[[*marks]].fillna({"reward": ""}) == pd.Series(marks, dtype=object)
+    fresh = same_scorers.all(axis=1) & has[by_code].notna().all(axis=1)
     # The longest prompts first: little padding, and memory ends at the start if at all.
     lengths = (
         [-len(ids) for ids in encode_prompts(held_out.tokenizer, missing.tolist())]
@@ -346,6 +366,7 @@ def _fill(
 
     def score_again(rows: pd.DataFrame) -> None:
         rollout = restore(held_out.tokenizer, rows, next(load().parameters()).device)
+        rows = rows.drop(columns=set(score_columns(rows)) - {"rm_score"})
         store.replace(rows.assign(**pd.DataFrame(score(rollout), index=rows.index, dtype=object)))
 
     def add(rows: pd.Series) -> None:

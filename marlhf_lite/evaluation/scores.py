@@ -28,18 +28,19 @@ from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.utils import tables
 from marlhf_lite.utils.errors import InputError
 
+# Columns of scores. A reward that is no reward model has a column of its own name: see `score_columns`.
 SCORES = ("rm_score", "gold")
 # columns of each response's KL to the reference, in nats, by estimator
 KLS = {"kl": "k1", "kl_k3": "k3"}
 NUMBERS = (*SCORES, *KLS, "tokens", "ended")
-# of the table of `summarise`
-COLUMNS = ("method", "rm_score", "gold", "kl", "tokens", "updates_to_ppo")
+# What else the table of `summarise` has, after the method and its scores.
+OTHER_COLUMNS = ("kl", "tokens", "updates_to_ppo")
+# A reward of one of these names, or of one of NUMBERS, has "reward" before it.
+TAKEN = "id sample seed method temperature prompt response token_ids turns reference rm reward path".split()
 # Headings of columns whose name in the rows says too little.
 HEADINGS = {
     "rm_score": "RM score",
-    "rm_score_wins": "wins by RM score",
     "gold": "gold score",
-    "gold_wins": "wins by gold score",
     "kl": "KL (nats)",
     "ended": "share with EOS",
     "updates_to_ppo": "updates to PPO's final training score",
@@ -49,27 +50,29 @@ GoldScore = Callable[[list[str], list[str]], list[float]]
 
 @dataclass
 class Scorers:
-    """The models that score responses: a reference for the KL, a reward model, a gold score, each optional.
+    """What scores responses: a reference for the KL, a reward model, a reward of code, a true score; each optional.
 
     `load` and `load_rm` load a model from its folder when it is first needed. Reference and reward model stay loaded.
+    Stored scores of another `reward_version` or `gold_name` are computed again.
     """
 
     load: Callable[[Path], PolicyModel]
     reference: Path | None = None
     rm: Path | None = None
     load_rm: Callable[[Path], ScalarHeadModel] | None = None
-    gold: GoldScore | None = None
-    # identifies the gold score: stored scores of another name are computed again
+    gold: GoldScore | None = None  # a true score, which nobody trains on
     gold_name: str = ""
     # what a reward model with another tokenizer reads
     read: Callable[[Rollout], Rollout] | None = None
+    reward: FunctionReward | EnvironmentReward | None = None  # its column has its name
+    reward_version: str = ""
 
     @cached_property
     def _reference(self) -> PolicyModel:
         return self.load(self.reference).eval()
 
     @cached_property
-    def _reward(self) -> ModelReward:
+    def _reward_model(self) -> ModelReward:
         return ModelReward(self.load_rm(self.rm), read=self.read)
 
     def policy(self, folder: Path) -> Callable[[], PolicyModel]:
@@ -77,10 +80,51 @@ class Scorers:
         is_reference = self.reference and folder.resolve() == Path(self.reference).resolve()
         return cache(lambda: self._reference if is_reference else self.load(folder).eval())
 
+    def columns_of_code(self) -> list[str]:
+        """Return the columns of the scores that code computes."""
+        columns = []
+        if self.reward:
+            columns.append(reward_column(self.reward))
+        if self.gold:
+            columns.append("gold")
+        return columns
+
+    def version_of_code(self) -> str:
+        """Return what the scores of code depend on, with the name of the reward first: see `score_columns`."""
+        versions = []
+        if self.reward:
+            versions.append(self.reward_version or reward_column(self.reward))
+        if self.gold:
+            versions.append(self.gold_name)
+        return ", ".join(filter(None, versions))
+
     def score(self, rollout: Rollout, policy: Callable[[], PolicyModel]) -> dict[str, list]:
         """Return the columns of `score_rollout`, with the given scorers."""
         models = (policy(), self._reference) if self.reference else (None, None)
-        return score_rollout(rollout, *models, self._reward if self.rm else None, self.gold)
+        rewards = []
+        if self.rm:
+            rewards.append(self._reward_model)
+        if self.reward:
+            rewards.append(self.reward)
+        return score_rollout(rollout, *models, rewards, self.gold)
+
+
+def reward_column(reward: Callable) -> str:
+    """Return the column of a reward's scores: rm_score for a reward model, else the reward's name."""
+    name = getattr(reward, "name", "")
+    if isinstance(reward, ModelReward) or not name:
+        return "rm_score"
+    return f"reward {name}" if name in (*NUMBERS, *TAKEN) else name
+
+
+def score_columns(responses: pd.DataFrame) -> list[str]:
+    """Return the columns of scores: those of SCORES, and one for each reward that the column `reward` names.
+
+    `reward` begins with the name of the reward; what its scores depend on follows after a comma.
+    """
+    marks = responses["reward"].dropna().unique() if "reward" in responses else []
+    rewards = [str(mark).split(", ")[0] for mark in marks]
+    return [name for name in dict.fromkeys((*SCORES, *rewards)) if name in responses]
 
 
 @torch.no_grad()
@@ -88,10 +132,10 @@ def score_rollout(
     rollout: Rollout,
     policy: PolicyModel | None = None,
     reference: PolicyModel | None = None,
-    reward: ModelReward | None = None,
+    rewards: Sequence[Callable] = (),
     gold: GoldScore | None = None,
 ) -> dict[str, list]:
-    """Return columns [B]: response, tokens, ended, and kl, kl_k3, rm_score and gold if their models are given.
+    """Return columns [B]: response, tokens, ended, and kl, kl_k3, gold and one of each reward if these are given.
 
     kl is the k1 estimate in nats and kl_k3 the k3 estimate, always at temperature 1; they take both models. Raises
     `InputError` unless scores are B finite numbers.
@@ -106,16 +150,12 @@ def score_rollout(
     elif policy is not None and reference is not None:
         inputs = (rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])
         logprobs = (policy(*inputs)[0], reference(*inputs)[0], rollout.mask)
-        columns |= {
-            name: kl_per_token(*logprobs, kind).sum(1).tolist() for name, kind in KLS.items()
-        }
-    if reward is not None:
-        columns["rm_score"] = score_responses(reward, rollout).tolist()
+        for name, kind in KLS.items():
+            columns[name] = kl_per_token(*logprobs, kind).sum(1).tolist()
+    for reward in rewards:
+        columns[reward_column(reward)] = score_responses(reward, rollout).tolist()
     if gold is not None:
-        by_text = not isinstance(gold, EnvironmentReward)
-        columns["gold"] = checked_scores(
-            FunctionReward(gold) if by_text else gold, rollout
-        ).tolist()
+        columns["gold"] = checked_scores(FunctionReward(gold), rollout).tolist()
     return columns
 
 
@@ -139,7 +179,8 @@ def to_frame(rows: pd.DataFrame | Iterable[Mapping]) -> pd.DataFrame:
             lambda prompts: pd.Series(prompt_ids(prompts), index=prompts.index, dtype=object)
         )
         frame["id"] = frame["id"].where(frame["id"].notna(), names)
-    return frame.astype({name: float for name in ("temperature", *SCORES, *KLS) if name in frame})
+    numbers = ["temperature", *score_columns(frame), *KLS]
+    return frame.astype({name: float for name in numbers if name in frame})
 
 
 def prompt_ids(prompts: Iterable[str]) -> list[str]:
@@ -202,61 +243,104 @@ def name_temperatures(responses: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(method=[f"{method} T={'?' if pd.isna(t) else t}" for method, t in pairs])
 
 
+def find_baselines(methods: Mapping[str, str], baseline: str) -> dict[str, str]:
+    """Return the name that each name is compared with.
+
+    A method is compared with the baseline at the same temperature, because a difference between temperatures would
+    count as one between methods. If the baseline has no answers at this temperature, its first name is taken.
+
+    Args:
+        methods: names as `name_temperatures` gives them, such as "PPO T=0.4", with the method of each.
+        baseline: a method, or one of the names, which all are then compared with. If there is no such method, the
+            first one is the baseline. The names of a single method are compared with the first of them.
+    """
+    if baseline in methods:
+        return dict.fromkeys(methods, baseline)
+    different = list(dict.fromkeys(methods.values()))
+    base = baseline if baseline in different else different[0]
+    names_of_base = [name for name, method in methods.items() if method == base]
+    found = {}
+    for name, method in methods.items():
+        at_same_temperature = base + name.removeprefix(method)
+        is_there = at_same_temperature in methods and len(different) > 1
+        found[name] = at_same_temperature if is_there else names_of_base[0]
+    return found
+
+
 def summarise(responses: pd.DataFrame | Sequence[Mapping], baseline: str = "SFT") -> list[dict]:
     """Return means of each method, and for its scores the gain over the baseline: paired difference with interval.
 
     Args:
         responses: samples of a prompt count by their mean; several temperatures are separate methods.
-        baseline: a method; if none has this name, the first.
+        baseline: as `find_baselines` takes it.
 
     Returns:
-        Dicts with method, prompts and the mean of each of NUMBERS that all responses of the method have; except for the
-        baseline also <score>_gain with mean, low, high and level.
+        Dicts with method, prompts and the mean of each score and of each of NUMBERS that all responses of the method
+        have; except for a baseline also <score>_gain with mean, low, high and level.
 
     Raises:
-        InputError: a method with other prompts than the baseline's.
+        InputError: a method with other prompts than its baseline's.
     """
-    frame = name_temperatures(responses)
-    there = [name for name in NUMBERS if name in frame]
-    groups = frame.astype(dict.fromkeys(there, float)).groupby(["method", "id"], sort=False)[there]
+    plain = to_frame(responses)
+    if not len(plain):
+        return []
+    frame = name_temperatures(plain)
+    baselines = find_baselines(dict(zip(frame["method"], plain["method"], strict=True)), baseline)
+    scores = score_columns(frame)
+    numbers = list(dict.fromkeys([*scores, *(name for name in NUMBERS if name in frame)]))
+    groups = frame.astype(dict.fromkeys(numbers, float)).groupby(["method", "id"], sort=False)
+    groups = groups[numbers]
     # NaN if a sample lacks the value
     means = groups.mean().where(groups.count().eq(groups.size(), axis=0))
-    by_method = {
-        name: rows.droplevel("method") for name, rows in means.groupby("method", sort=False)
-    }
-    base = by_method.get(baseline, next(iter(by_method.values()), None))
+    by_method = {}
+    for name, rows in means.groupby("method", sort=False):
+        by_method[name] = rows.droplevel("method")
+
     summary = []
     for method, rows in by_method.items():
-        known = [name for name in there if rows[name].notna().all()]
+        known = [name for name in numbers if rows[name].notna().all()]
         line = {"method": method, "prompts": len(rows)} | rows[known].mean().to_dict()
-        for score in (
-            score
-            for score in SCORES
-            if score in known and rows is not base and base[score].notna().all()
-        ):
+        base = by_method[baselines[method]]
+        for score in scores:
+            if rows is base or score not in known or base[score].isna().any():
+                continue
             if len(rows) != len(base) or not base.index.isin(rows.index).all():
                 raise InputError(
                     f"{method}: other prompts than those of the baseline: answer the same prompts"
                 )
-            line[f"{score}_gain"] = paired_bootstrap(
-                rows[score].loc[base.index], base[score]
-            )._asdict()
+            gain = paired_bootstrap(rows[score].loc[base.index], base[score])
+            line[f"{score}_gain"] = gain._asdict()
         summary.append(line)
     return summary
 
 
-def table(rows: Sequence[Mapping], columns: Mapping[str, str] | Sequence[str] = COLUMNS) -> str:
+def table(rows: Sequence[Mapping], columns: Mapping[str, str] | Sequence[str] | None = None) -> str:
     """Return the rows as a Markdown table: `columns` are names in the rows, perhaps with headings; empty ones go.
 
-    An interval shows mean, low and high; a score's gain follows it, if there is one. The column kl shows the k3
-    estimate, which is never below 0, if the rows have it: older records do not.
+    Without `columns`, `rows` are those of `summarise`. An interval shows mean, low and high; a score's gain follows it,
+    if there is one. The column kl shows the k3 estimate, which is never below 0, if the rows have it: older records do
+    not.
     """
-    headings = (
-        columns
-        if isinstance(columns, Mapping)
-        else {name: HEADINGS.get(name, name) for name in columns}
-    )
-    return tables.table(rows, headings, _cell)
+    if columns is None:
+        columns = ["method", *scores_of_summary(rows), *OTHER_COLUMNS]
+    if not isinstance(columns, Mapping):
+        columns = {name: heading_of(name) for name in columns}
+    return tables.table(rows, columns, _cell)
+
+
+def heading_of(column: str) -> str:
+    """Return the heading of a column in tables."""
+    if column.endswith("_wins"):
+        return f"wins by {heading_of(column.removesuffix('_wins'))}"
+    return HEADINGS.get(column, column)
+
+
+def scores_of_summary(summary: Sequence[Mapping]) -> list[str]:
+    """Return the scores in rows of `summarise`: what has a gain over the baseline in one of them, and SCORES."""
+    gained = []
+    for row in summary:
+        gained += [name.removesuffix("_gain") for name in row if name.endswith("_gain")]
+    return list(dict.fromkeys((*SCORES, *gained)))
 
 
 def _cell(row: Mapping, name: str) -> str:

@@ -530,15 +530,13 @@ def evaluate(
         return
     options = context.options
     set_seed(options.seed)  # for rewards and environments that draw: answers have their own seeds
-    gold, gold_name = _shown_score(context)
     scorers = Scorers(
         lambda path: PolicyModel(load_policy(context.base, path, trainable=False)),
         sft,
         rm,
         lambda path: ScalarHeadModel(load_score_model(context.base, path)),
-        gold,
-        gold_name,
-        reader_of(rm, context.tokenizer, context.task),
+        read=reader_of(rm, context.tokenizer, context.task),
+        **_scores_by_code(context),
     )
     rows = evaluate_checkpoints(
         {"SFT": sft, **policies},
@@ -568,19 +566,24 @@ def evaluate(
     print(f"figures: {figures}\nrun folder: {context.path}")
 
 
-def _shown_score(context: RunContext) -> tuple[Callable | None, str]:
-    """Return the score that tables show beside that of the reward model, and its name with the hashes of its code.
+def _scores_by_code(context: RunContext[commands.EvaluatedCommand]) -> dict:
+    """Return the arguments of `Scorers` for what tables show beside the score of the reward model.
 
     That is the gold score if the task has one, else what `--reward` names.
     """
     task = context.task
     if task.gold:
-        return task.gold, getattr(task.tests, "name", context.options.part)
+        return {
+            "gold": task.gold,
+            "gold_name": getattr(task.tests, "name", context.options.part),
+        }
     if not context.reward:
-        return None, getattr(task.tests, "name", "")
+        return {}
     hashes = _hashes(context, CODE["reward"], CODE["environment"], COLUMNS)
-    score = getattr(context.reward, "function", context.reward)
-    return score, ", ".join([context.reward.name, *hashes])
+    return {
+        "reward": context.reward,
+        "reward_version": ", ".join([context.reward.name, *hashes]),
+    }
 
 
 def _name_of_model(context: RunContext) -> str:

@@ -11,7 +11,15 @@ import pandas as pd
 from matplotlib import pyplot as plt
 
 from marlhf_lite.evaluation.pass_at_k import pass_rates, pass_table
-from marlhf_lite.evaluation.scores import HEADINGS, SCORES, name_temperatures, summarise, table
+from marlhf_lite.evaluation.scores import (
+    HEADINGS,
+    OTHER_COLUMNS,
+    heading_of,
+    name_temperatures,
+    score_columns,
+    summarise,
+    table,
+)
 from marlhf_lite.evaluation.statistics import few_prompts, final_score, updates_to_reach
 from marlhf_lite.plotting import evaluation, training
 from marlhf_lite.tasks.splits import Task
@@ -35,41 +43,75 @@ def run_report(
         for row in summary:
             if row["method"] in curves:
                 row["updates_to_ppo"] = updates_to_reach(curves[row["method"]], target)
-    text = table(summary)
+    columns = ["method", *score_columns(rows), *OTHER_COLUMNS]
+    headings = {name: heading_of(name) for name in columns}
+    headings |= _headings_of_what_was_trained_on(config)
+    text = table(summary, {name: headings[name] for name in columns})
     write_json(
         path / "summary.json", {"methods": summary, "config": config, "environment": environment()}
     )
     (path / "table.md").write_text(text + "\n", encoding="utf-8")
-    _save(_run_figures(rows, histories, config.get("reward", "rm")), figures)
+    _save(_run_figures(rows, histories, config), figures)
     return text
 
 
+# The true score of a task in tables and figures if the policy was trained on it: it is no check then.
+TRAINED_ON = {
+    "gold": "gold score, trained on",
+    "tests": "share of tests passed, trained on",
+    "all_tests": "share of tests passed, trained on",
+}
+
+
+def _headings_of_what_was_trained_on(config: Mapping) -> dict[str, str]:
+    """Return the heading of the column gold if `--reward` made it what the policy was trained on, else nothing."""
+    reward = config.get("reward", "rm")
+    return {"gold": TRAINED_ON[reward]} if reward in TRAINED_ON else {}
+
+
+def _label_of_reward(config: Mapping) -> str:
+    """Return what figures call the score that the policy was trained on; "" for that of a reward model."""
+    reward = config.get("reward", "rm")
+    if reward in ("rm", ""):
+        return ""
+    if reward == "environment":
+        return config["environment"]
+    return {"gold": "gold score", "tests": "reward of tests", "all_tests": "reward of tests"}.get(
+        reward, reward
+    )
+
+
 def _run_figures(
-    rows: pd.DataFrame, histories: Mapping[str, Sequence], reward: str
+    rows: pd.DataFrame, histories: Mapping[str, Sequence], config: Mapping
 ) -> Iterator[tuple]:
-    """Yield file names and axes of the figures of every run; `reward` is the value of its option."""
+    """Yield file names and axes of the figures of every run; `config` are the options."""
     runs = {name: [history] for name, history in histories.items() if history}
     if runs:
         axes = training.reward_curves(runs)
-        if reward != "rm":
-            axes.set_ylabel("score")
+        if _label_of_reward(config):
+            axes.set_ylabel(_label_of_reward(config))
         yield "reward_curves", axes
         yield "l2_norms", training.l2_norms(runs)
         if all("gold_mean" in history[-1] for (history,) in runs.values()):
-            yield "gold_curves", training.reward_curves(runs, "gold_mean")
+            axes = training.reward_curves(runs, "gold_mean")
+            if "gold" in _headings_of_what_was_trained_on(config):
+                axes.set_ylabel(_headings_of_what_was_trained_on(config)["gold"])
+            yield "gold_curves", axes
     methods = dict(list(name_temperatures(rows).groupby("method", sort=False)))
-    for name in (name for name in SCORES if name in rows):
+    for name in score_columns(rows):
         scores = {method: answers[name].tolist() for method, answers in methods.items()}
-        yield f"{name}_distribution", evaluation.score_quantiles(scores, label=name)
+        file = name if name in HEADINGS else "reward"  # the name of a function is no name of a file
+        yield f"{file}_distribution", evaluation.score_quantiles(scores, label=name)
 
 
 def _save(drawn: Iterable[tuple], figures: Path) -> None:
-    """Save figures, drawn one at a time, as PNG files."""
+    """Save figures, drawn one at a time, as PNG files to look at and PDF files to print."""
     matplotlib.use("Agg")  # writes files without a display
     # else a dollar sign in a method's name begins a formula
     with plt.rc_context({"text.parse_math": False}):
         for name, axes in drawn:
             training.save(axes, figures / f"{name}.png")
+            training.save(axes, figures / f"{name}.pdf")
             plt.close(np.ravel(axes)[0].figure)
 
 
@@ -79,27 +121,31 @@ def caption(responses: pd.DataFrame, asked: int) -> str:
     prompts = f"{count} held-out prompts" + f" ({asked} asked for: the task has no more)" * (
         count < asked
     )
-    # SFT, with its temperature if there are several
-    base = name_temperatures(responses)["method"].iloc[0]
-    always = ", at every temperature" * (responses["temperature"].nunique() > 1)
-    return f"{prompts}; after scores: gain over {base}{always} [95 % interval]{few_prompts(count)}"
+    methods = responses["method"].unique().tolist()
+    over = "SFT" if "SFT" in methods else methods[0]
+    if responses["temperature"].nunique() > 1:
+        # A single method is compared with its own answers at the first temperature.
+        first = name_temperatures(responses)["method"].iloc[0]
+        over = f"{over} at the same temperature" if len(methods) > 1 else first
+    return f"{prompts}; after scores: gain over {over} [95 % interval]{few_prompts(count)}"
 
 
 def differences(rows: pd.DataFrame, methods: Sequence[str]) -> str:
     """Return sentences that tell for each two of these methods how much higher the later one scores, paired by prompt.
 
-    Empty for one method, and if there are several temperatures. The score is the gold score, if there is one.
+    Empty for one method, and if there are several temperatures. The score is the gold score, if there is one, else that
+    of the reward.
     """
     if len(methods) < 2 or rows["temperature"].nunique() > 1:
         return ""
-    name = "gold" if "gold" in rows else "rm_score"
+    name = "gold" if "gold" in rows else score_columns(rows)[0]
     count = rows["id"].nunique()
     sentences = []
     for base, method in combinations(methods, 2):
         gain = summarise(rows[rows["method"].isin([base, method])], base)[1][f"{name}_gain"]
         sentences.append(_difference(method, base, gain))
     text = f"What you saw. {' '.join(sentences)}"
-    what = f"brackets: 95 % over {count} held-out prompts, {HEADINGS[name]}"
+    what = f"brackets: 95 % over {count} held-out prompts, {heading_of(name)}"
     return f"{text}\nHow sure. One seed: a demonstration, not a result ({what}).\n\n"
 
 
@@ -130,10 +176,11 @@ def pass_report(path: Path, responses: pd.DataFrame, task: Task) -> str:
 def example_answers(rows: pd.DataFrame, count: int) -> str:
     """Return the first answers of all methods side by side, with their scores."""
     firsts, lines = name_temperatures(rows[rows["sample"] == 0]), []
+    shown = next((name for name in score_columns(rows) if name != "gold"), "")
     for prompt, answers in list(firsts.groupby("prompt", sort=False))[:count]:
         lines.append(f"prompt: ...{' '.join(prompt.split())[-100:]}")
         for row in answers.to_dict("records"):
-            score = f" [{row['rm_score']:z.2f}]" if "rm_score" in row else ""
+            score = f" [{row[shown]:z.2f}]" if shown in row else ""
             if "\n" in (text := row["response"].strip()):  # a program keeps its lines
                 lines += [f"{row['method']}{score}:", textwrap.indent(text[:300], "  ")]
                 continue

@@ -14,13 +14,14 @@ from matplotlib.axes import Axes
 from marlhf_lite.evaluation.distributions import baseline, shifts
 from marlhf_lite.evaluation.scores import score_matrix, to_frame
 from marlhf_lite.evaluation.statistics import bootstrap_mean, finite
-from marlhf_lite.plotting.styles import LABELS, method_styles
+from marlhf_lite.plotting.styles import method_styles
 from marlhf_lite.plotting.training import (
     STYLE,
     Runs,
     caption,
     dress,
     grid,
+    label_of,
     legend,
     panels,
     signed,
@@ -68,7 +69,7 @@ def best_of_n_map(cells: Sequence[Mapping], score: str = "rm_score") -> np.ndarr
         ax.set(xlabel="sampling temperature" if ax is axes[-1] else "", ylabel="N")
         ax.set_title(method, fontsize="medium", loc="left", parse_math=False)
     axes[0].figure.colorbar(
-        axes[0].collections[0], ax=axes.tolist(), label=LABELS.get(score, score), aspect=30
+        axes[0].collections[0], ax=axes.tolist(), label=label_of(score), aspect=30
     )
     kept = (
         ""

@@ -63,10 +63,14 @@ def method_styles(names: Collection[str], marker: bool = False) -> dict[str, dic
 
 
 def _entry(name: str) -> str | None:
-    """Return the method of the table that `name` contains, or None."""
+    """Return the method of the table that `name` contains, or None.
+
+    The name of a method may stand beside other words ("PPO 0.05" is a variant of PPO), but not as a part of a longer
+    name: "PPO-0.9" and "PPO_b" are other methods, with a colour of their own.
+    """
     for key in (*SAME, *METHODS):
-        if re.search(
-            rf"(?<![\w-]){re.escape(key)}" + (r"s?(?!\w)" if key[-1].isalnum() else ""), name
-        ):
+        ends_with_letter = key[-1].isalnum()
+        end = r"s?(?!\w|[-_]\w)" if ends_with_letter else ""
+        if re.search(rf"(?<![\w-]){re.escape(key)}{end}", name):
             return SAME.get(key, key)
     return None

@@ -214,12 +214,17 @@ def grid(count: int, margin: float, height: float, **options) -> np.ndarray:
 
 def dress(ax: Axes, x: str, y: str) -> None:
     """Label both axes, with few ticks and a grid."""
-    ax.set(xlabel=LABELS.get(x, x.replace("_", " ")), ylabel=LABELS.get(y, y.replace("_", " ")))
+    ax.set(xlabel=label_of(x), ylabel=label_of(y))
     ax.xaxis.set_major_locator(
         MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10], integer=x == "update")
     )
     ax.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
     ax.grid(alpha=0.3, linewidth=0.5)
+
+
+def label_of(name: str) -> str:
+    """Return what figures call a metric or a score; the name of a user's function, as module:function, stays."""
+    return LABELS.get(name, name if ":" in name else name.replace("_", " "))
 
 
 def signed(value: float) -> str:
@@ -252,13 +257,18 @@ def caption(figure: Figure, text: str) -> None:
     )
 
 
+# So that the same figure gives the same bytes; keys of the formats, by the ending of the file.
+WITHOUT_DATES = {".png": {"Software": None}, ".pdf": {"CreationDate": None}}
+
+
 def save(figure: Figure | Axes | np.ndarray, path: str | Path) -> Path:
-    """Write a figure, or that of Axes, as .png; the same figure gives the same bytes."""
+    """Write a figure, or that of Axes, as .png or .pdf; the same figure gives the same bytes."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure = figure if isinstance(figure, Figure) else np.ravel(figure)[0].get_figure(root=True)
     # a layout settles at its second pass: from then on saving gives the same bytes
     for _ in range(2):
         figure.draw_without_rendering()
-    figure.savefig(path, dpi=DPI, bbox_inches="tight", metadata={"Software": None})
+    with plt.rc_context({"pdf.fonttype": 42}):  # letters stay letters in a PDF file
+        figure.savefig(path, dpi=DPI, bbox_inches="tight", metadata=WITHOUT_DATES.get(path.suffix))
     return path
