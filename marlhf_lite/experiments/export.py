@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel
-from transformers import AutoConfig, GenerationConfig, PreTrainedModel, set_seed
+from transformers import GenerationConfig, PreTrainedModel, set_seed
 
 from marlhf_lite.config.commands import ExportCommand, GenerateCommand
 from marlhf_lite.config.options import SamplingConfig
@@ -15,6 +15,7 @@ from marlhf_lite.experiments.manifest import check_earlier, date_of, model_conte
 from marlhf_lite.experiments.samplers import open_dialogues
 from marlhf_lite.models.adapters import is_full_model
 from marlhf_lite.models.checks import check_length
+from marlhf_lite.models.door import read_config
 from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer
 from marlhf_lite.models.merging import lost_share, merge_adapter, merged_weights, round_to
 from marlhf_lite.models.positions import shared_rope_limit
@@ -105,10 +106,11 @@ def export_policy(options: ExportCommand, folder: Path, output: Path) -> None:
     for weights that are not finite, and for a format that would round the policy's change away.
     """
     # In the format in which it is saved: nothing is rounded before it is merged.
-    saved = AutoConfig.from_pretrained(folder).dtype if is_full_model(folder) else None
-    policy, tokenizer, _ = open_policy(
-        replace(options, dtype=_name(saved) if saved else "auto"), folder
-    )
+    saved = read_config(str(folder), folder).dtype if is_full_model(folder) else None
+    in_saved_format = replace(options, dtype="auto")
+    if saved is not None:
+        in_saved_format = replace(options, dtype=_name(saved))
+    policy, tokenizer, _ = open_policy(in_saved_format, folder)
     run = next(iter(runs_of([folder])), None)
     config = run.config if run else {}
     dtype, line = _choose_format(options, policy, config.get("dtype", ""))

@@ -3,12 +3,11 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import transformers
-
 from marlhf_lite.config.commands import StageCommand
 from marlhf_lite.experiments.inputs import Inputs
 from marlhf_lite.models.adapters import is_full_model
-from marlhf_lite.models.loading import TOKENIZERS, load_tokenizer
+from marlhf_lite.models.door import has_tokenizer, read_config
+from marlhf_lite.models.loading import load_tokenizer
 from marlhf_lite.tasks.answers import encode_continuation
 from marlhf_lite.tasks.chats import Chat, expect_chats
 from marlhf_lite.tasks.shapes import write_turns
@@ -66,7 +65,7 @@ def reader_of(rm: Path | None, tokenizer, task: Task) -> TextReader | None:
 
     An adapter does, since its base is the policy's, and so does a model without a tokenizer.
     """
-    if rm is None or not is_full_model(rm) or not any((rm / name).is_file() for name in TOKENIZERS):
+    if rm is None or not is_full_model(rm) or not has_tokenizer(rm):
         return None
     own, texts = load_tokenizer(str(rm)), list(task.splits["test"]["prompt"])
     same_template = not task.said or run_of(rm) or own.chat_template == tokenizer.chat_template
@@ -74,7 +73,7 @@ def reader_of(rm: Path | None, tokenizer, task: Task) -> TextReader | None:
         plain = {"add_special_tokens": False, "split_special_tokens": True}
         if own(texts, **plain)["input_ids"] == tokenizer(texts, **plain)["input_ids"]:
             return None
-    config = transformers.AutoConfig.from_pretrained(rm).get_text_config()
+    config = read_config(f"--rm {rm}", rm).get_text_config()
     return TextReader(own, task.said, getattr(config, "max_position_embeddings", None))
 
 
@@ -82,7 +81,7 @@ def check_reward_model(options: StageCommand, inputs: Inputs, tokenizer, task: T
     """Raise `InputError` for a reward model from elsewhere that cannot score these texts."""
     if (rm := inputs.rm) is None or not is_full_model(rm):
         return
-    config, read = transformers.AutoConfig.from_pretrained(rm), reader_of(rm, tokenizer, task)
+    config, read = read_config(f"--rm {rm}", rm), reader_of(rm, tokenizer, task)
     if config.num_labels != 1:
         raise InputError(
             f"--rm {rm}: it gives {config.num_labels} numbers a text (num_labels): give one with 1"

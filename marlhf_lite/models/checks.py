@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
 from marlhf_lite.models.last_layer import has_plain_last_layer
-from marlhf_lite.models.loading import load_policy, new_policy, share
+from marlhf_lite.models.loading import load_policy, load_score_model, new_policy, share
 from marlhf_lite.models.positions import position_limit, shared_rope_limit
 from marlhf_lite.models.score_heads import with_head
 from marlhf_lite.utils.errors import InputError, one_line
@@ -55,6 +55,9 @@ def check_base(options, inputs, base: PreTrainedModel) -> None:
         check_trainable(
             base, options, inputs.sft, needs_head=bool({"rm", "ppo"} & set(options.stages))
         )
+    trains_before_reward_is_read = len(options.stages) > 1
+    if inputs.rm and trains_before_reward_is_read:
+        load_score_model(base, inputs.rm)
 
 
 def check_trainable(

@@ -12,9 +12,7 @@ and the base is an empty model that gives only family, dtype and attention.
 
 import copy
 import importlib.util
-from collections.abc import Iterable
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Literal
 
 import huggingface_hub
@@ -22,10 +20,8 @@ import peft
 import torch
 import transformers
 from accelerate import PartialState
-from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.utils import logging as hf_logging
 
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import ModelConfig
@@ -37,20 +33,33 @@ from marlhf_lite.models.actor_critic import (
     without_dropout,
 )
 from marlhf_lite.models.adapters import hub_errors, is_full_model, is_sharded_folder
+from marlhf_lite.models.door import (
+    TOKENIZERS,
+    adapter_weight_names,
+    check_finite,
+    empty_model,
+    fill_adapter,
+    has_tokenizer,
+    model_of_weights,
+    name_of_module,
+    read_adapter_config,
+    read_config,
+    read_model,
+    read_tokenizer,
+    with_adapter,
+    without_own_sampling,
+)
 from marlhf_lite.models.lora import use_merged_forward
 from marlhf_lite.models.score_heads import ensure_classifier, with_head
 from marlhf_lite.models.shard_names import METADATA, TRAINER_SHARDS
 from marlhf_lite.models.shards import read_metadata, read_shards
-from marlhf_lite.utils.errors import InputError, one_line
+from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.seals import check_seal
 from marlhf_lite.utils.shipped import shipped
 
 EMBEDDED_MODEL = "tiny-gemma"
-# without it transformers asks on standard input, where `yes |` says y
-NO_CODE = {"trust_remote_code": False}
 # place in a checkpoint -> how names begin
 SHARDS = {"": "weights.policy.model.", TRAINER_SHARDS: "model."}
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 def model_path(name: str) -> str:
@@ -91,8 +100,7 @@ def _check_folder(folder: Path) -> None:
         if (folder / "adapter_config.json").is_file():
             hint = "it holds an adapter: give it as --sft or --rm, and its base as --model"
         raise InputError(f"--model {folder}: no config.json: {hint}")
-    # transformers would make up an empty one
-    if not any((folder / name).is_file() for name in TOKENIZERS):
+    if not has_tokenizer(folder):  # transformers would make up an empty one
         raise InputError(
             f"--model {folder}: no tokenizer ({TOKENIZERS[0]}): save the tokenizer there too"
         )
@@ -103,7 +111,7 @@ def load_tokenizer(name: str):
 
     Without a pad token it gets EOS as one, which is safe: masks come from lengths.
     """
-    tokenizer = _load(transformers.AutoTokenizer, name)
+    tokenizer = read_tokenizer(f"--model {name}", model_path(name))
     if tokenizer.eos_token_id is None:
         raise InputError(
             f"--model {name}: its tokenizer has no EOS token: set eos_token in tokenizer_config.json"
@@ -147,25 +155,25 @@ def use_fused_kernels(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _load_base(options: ModelConfig) -> PreTrainedModel:
-    dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
-    attention = None if options.attn_implementation == "auto" else options.attn_implementation
-    settings = {"dtype": dtype, "attn_implementation": attention}
+    source, place = f"--model {options.model}", model_path(options.model)
+    settings = {"dtype": options.dtype, "attn_implementation": None}
+    if options.dtype != "auto":
+        settings["dtype"] = getattr(torch, options.dtype)
+    if options.attn_implementation != "auto":
+        settings["attn_implementation"] = options.attn_implementation
     if options.finetune == "full":
-        config = _load(transformers.AutoConfig, options.model)
-        settings["dtype"] = config.dtype or torch.float32 if dtype == "auto" else dtype
-        with torch.device("meta"):
-            return transformers.AutoModelForCausalLM.from_config(
-                config, **NO_CODE, **settings
-            ).requires_grad_(False)
+        config = read_config(source, place)
+        if options.dtype == "auto":
+            settings["dtype"] = config.dtype or torch.float32
+        return empty_model(config, **settings).requires_grad_(False)
     if options.load_in_4bit:
-        settings |= {"quantization_config": _four_bits(), "device_map": {"": PartialState().device}}
-        return (
-            _load(transformers.AutoModelForCausalLM, options.model, **settings)
-            .requires_grad_(False)
-            .eval()
-        )
-    base = _load(transformers.AutoModelForCausalLM, options.model, **settings)
-    return base.requires_grad_(False).eval().to(PartialState().device)
+        settings["quantization_config"] = _four_bits()
+        settings["device_map"] = {"": PartialState().device}
+    base = read_model(source, transformers.AutoModelForCausalLM, place, **settings)
+    base.requires_grad_(False).eval()
+    if options.load_in_4bit:  # it is on its device, and cannot be moved
+        return base
+    return base.to(PartialState().device)
 
 
 def _four_bits() -> transformers.BitsAndBytesConfig:
@@ -179,43 +187,6 @@ def _four_bits() -> transformers.BitsAndBytesConfig:
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16 if bf16 else torch.float16,
     )
-
-
-def _load(kind, name: str, path: str = "", **kwargs):
-    path = path or model_path(name)
-    quiet = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()
-    try:
-        loaded = kind.from_pretrained(path, **NO_CODE, **kwargs)
-    except (OSError, ValueError, ImportError, EOFError, UnpicklingError, SafetensorError) as error:
-        reason, fix = one_line(error), "check the name, or give a local folder"
-        if "trust_remote_code" in str(error):
-            reason, fix = (
-                "it needs code from its own files, which never runs",
-                "choose one that transformers knows",
-            )
-        raise InputError(f"--model {name}: cannot be loaded ({reason}): {fix}") from None
-    finally:
-        if quiet:
-            hf_logging.enable_progress_bar()
-    return without_own_sampling(loaded)
-
-
-def without_own_sampling(model: nn.Module) -> nn.Module:
-    """Forget a model's own sampling settings, which `generate` would use for all it is not given; return the model.
-
-    The output of router logits goes off, too: TRL's SFT switches it on and saves that, and some mixtures of experts
-    cannot generate with it.
-    """
-    config = model.config.get_text_config() if isinstance(model, PreTrainedModel) else None
-    if hasattr(config, "output_router_logits"):
-        config.output_router_logits = False
-    if config := getattr(model, "generation_config", None):
-        ids = {
-            name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
-        }
-        model.generation_config = transformers.GenerationConfig(**ids)
-    return model
 
 
 def share(model: nn.Module) -> nn.Module:
@@ -240,9 +211,8 @@ def new_policy(base: PreTrainedModel, options: ModelConfig) -> peft.PeftModel:
     """Return the start of SFT: the base with a new adapter, or for full fine-tuning all its weights, to train."""
     if options.finetune == "full":
         return _load_full_model(base, options.model, trainable=True)
-    return use_merged_forward(
-        peft.get_peft_model(share(base), lora_config(options, peft.TaskType.CAUSAL_LM))
-    )
+    config = lora_config(options, peft.TaskType.CAUSAL_LM)
+    return use_merged_forward(with_adapter(share(base), config))
 
 
 def load_policy(
@@ -271,29 +241,28 @@ def new_reward_model(
             .train()
         )
     config = _adapter_config(sft, base)
+    if not hasattr(config, "modules_to_save"):
+        fix = "a reward model and a critic need an adapter with modules_to_save, such as LoRA"
+        raise InputError(f"{sft}: its adapter ({config.peft_type.value}) takes no head: {fix}")
     classifier = with_head(share(base), seed, head)
+    # A classifier has no head over the vocabulary, so what SFT trained of it is left out. Other modules that SFT
+    # trained as a whole train on.
+    vocabulary_head = name_of_module(base, base.get_output_embeddings())
     names = [name for name, _ in classifier.named_modules()]
-    # Modules that SFT trained as a whole train on; a head over the vocabulary does not exist in a classifier.
-    whole = [
-        name
-        for name in config.modules_to_save or ()
-        if any(place.endswith(name) for place in names)
-    ]
-    config.task_type, config.modules_to_save, config.inference_mode = (
-        peft.TaskType.SEQ_CLS,
-        [*whole, "score"],
-        False,
-    )
-    try:
-        model = use_merged_forward(peft.get_peft_model(classifier, config))
-    except ValueError:  # of peft
+    trained_whole = []
+    for name in config.modules_to_save or ():
+        if any(place.endswith(name) for place in names):
+            trained_whole.append(name)
+    config.task_type = peft.TaskType.SEQ_CLS
+    config.modules_to_save = [*trained_whole, "score"]
+    config.inference_mode = False
+    if all(f".{vocabulary_head}." in f".{name}." for name in adapter_weight_names(sft)):
         fix = "a reward model and a critic need an adapter on layers below it"
-        raise InputError(f"{sft}: its adapter is on the head alone: {fix}") from None
-    _load_weights(
-        model,
-        sft,
-        {k: v for k, v in peft.get_peft_model_state_dict(model).items() if ".score." in k},
-    )
+        raise InputError(f"{sft}: its adapter is on the head alone: {fix}")
+    model = use_merged_forward(with_adapter(classifier, config, sft))
+    own = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
+    new_head = {name: weight for name, weight in own.items() if ".score." in name}
+    fill_adapter(model, sft, more=new_head, without=vocabulary_head)
     return model.train()
 
 
@@ -319,20 +288,13 @@ def _load_full_model(
     settings = {"dtype": base.dtype, "attn_implementation": base.config._attn_implementation}
     check_seal(Path(folder))
     if is_sharded_folder(folder):
-        config, weights = (
-            transformers.AutoConfig.from_pretrained(folder, **NO_CODE),
-            _join_shards(Path(folder)),
-        )
-        with torch.device("meta"):
-            family = type(kind.from_config(config, **NO_CODE))
-        model = without_own_sampling(
-            family.from_pretrained(None, config=config, state_dict=weights, **settings)
-        )
+        config, weights = read_config(str(folder), folder), _join_shards(Path(folder))
+        model = model_of_weights(str(folder), kind, config, weights, **settings)
     else:
-        # a stage's folder may lack a tokenizer
-        place = str(folder) if is_full_model(folder) else ""
-        model = _load(kind, str(folder), place, **settings)
-    _check_finite(folder, model.parameters())
+        # A folder of weights may lack a tokenizer; the name of a base is looked up.
+        place = folder if is_full_model(folder) else model_path(str(folder))
+        model = read_model(str(folder), kind, place, **settings)
+    check_finite(folder, model.parameters())
     model = use_fused_kernels(model) if hasattr(base, "has_fused_kernels") else model
     return model.requires_grad_(trainable).train(trainable).to(PartialState().device)
 
@@ -356,65 +318,21 @@ def _join_shards(folder: Path) -> dict[str, torch.Tensor]:
     return {n.removeprefix(prefix): tensor for n, tensor in whole.items()}
 
 
-def _check_finite(folder: str | Path, weights: Iterable[torch.Tensor]) -> None:
-    """Raise `InputError` unless all weights, saved in a folder, are finite."""
-    if not all(bool(weight.isfinite().all()) for weight in weights):
-        fix = "give an earlier checkpoint, or train it again with a lower learning rate"
-        raise InputError(f"{folder}: its weights are not finite (NaN, or infinite): {fix}")
+def _load_adapter(model: PreTrainedModel, folder: str | Path, trainable: bool) -> peft.PeftModel:
+    config = _adapter_config(folder, model)
+    config.inference_mode = not trainable
+    loaded = with_adapter(model, config, folder)
+    fill_adapter(loaded, folder)
+    return use_merged_forward(loaded).train(trainable)
 
 
 def _adapter_config(folder: str | Path, base: PreTrainedModel) -> peft.PeftConfig:
     """Return the settings of a saved adapter. Raises `InputError` for an adapter that this base cannot take."""
-    check_seal(Path(folder))
     if base.device.type == "meta":
         raise InputError(
             f"{folder}: an adapter, and --finetune full takes whole models: make it again, or use lora"
         )
-    config = peft.PeftConfig.from_pretrained(str(folder))
-    if config.is_prompt_learning or getattr(config, "bias", "none") != "none":
-        what = f"its adapter ({config.peft_type.value}) is a prompt, or changes biases of the base, which models share"
-        raise InputError(
-            f'{folder}: {what}: give an adapter on layers, such as LoRA with bias="none"'
-        )
-    return config
-
-
-def _load_adapter(model: PreTrainedModel, folder: str | Path, trainable: bool) -> peft.PeftModel:
-    config = _adapter_config(folder, model)
-    config.inference_mode = not trainable
-    loaded = peft.get_peft_model(model, config)
-    _load_weights(loaded, folder)
-    return use_merged_forward(loaded).train(trainable)
-
-
-def _load_weights(
-    model: peft.PeftModel, folder: str | Path, more: dict[str, torch.Tensor] | None = None
-) -> None:
-    """Load the weights of a saved adapter, and `more`; the base, which models share, stays unchanged.
-
-    An adapter of the embedding is saved with the base's embedding, which is compared, not loaded. Raises `InputError`
-    for an adapter of another model.
-    """
-    places, reason = dict(model.named_parameters()), ""  # a tied one once
-    try:
-        weights = peft.load_peft_weights(str(folder), device=str(model.device))
-        _check_finite(folder, weights.values())
-        copies = {name: weights.pop(name) for name in list(weights) if name in places}
-        missing = peft.set_peft_model_state_dict(model, weights | (more or {})).missing_keys
-        if lost := [name for name in missing if ".default" in name and name in places]:
-            reason = f"{lost[0]} is missing"
-        # The copies may be rounded to another number format.
-        if not all(
-            torch.allclose(places[name].to(x.dtype), x, rtol=0.01, atol=1e-6)
-            for name, x in copies.items()
-        ):
-            reason = "it was trained over other embeddings"
-    except (RuntimeError, KeyError, EOFError, UnpicklingError, SafetensorError) as error:
-        reason = one_line(error)
-    if reason:
-        raise InputError(
-            f"{folder}: does not fit --model ({reason}): give the model it was trained on"
-        )
+    return read_adapter_config(folder)
 
 
 def build_models(

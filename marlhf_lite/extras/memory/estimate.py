@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from marlhf_lite.config.commands import MemoryCommand
@@ -19,7 +19,8 @@ from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.config.support import refuse
 from marlhf_lite.models.architectures import known_config
-from marlhf_lite.models.loading import NO_CODE, model_path
+from marlhf_lite.models.door import empty_model, read_config
+from marlhf_lite.models.loading import model_path
 from marlhf_lite.models.logprobs import MAX_LOGITS
 from marlhf_lite.training.memory_limit import FEW_ROWS
 from marlhf_lite.training.rollout import MERGED_SHARE
@@ -179,18 +180,14 @@ def empty_base(options: ModelConfig) -> PreTrainedModel:
     config, folder = known_config(name), Path(name).expanduser()
     is_folder = name not in EMBEDDED_MODELS and folder.is_dir()  # it needs no tokenizer here
     path = str(folder) if is_folder or config else model_path(name)
-    try:
-        config = config or AutoConfig.from_pretrained(path, **NO_CODE)
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(
-            f"--model {name}: no config ({reason}): check the name, or give a folder with it"
-        ) from None
+    if is_folder and not (folder / "config.json").is_file():
+        raise InputError(f"--model {name}: no config: check the name, or give a folder with it")
+    if config is None:
+        config = read_config(f"--model {name}", path)
     dtype = (
         config.dtype or torch.float32 if options.dtype == "auto" else getattr(torch, options.dtype)
     )
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, **NO_CODE)
+    return empty_model(config, dtype=dtype)
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

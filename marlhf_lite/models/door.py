@@ -1,0 +1,383 @@
+"""The one door: configs, models, tokenizers and adapters are read from a folder or the hub here and nowhere else.
+
+transformers and PEFT fill every gap without an error: a weight that a file lacks gets random numbers, a weight that the
+model has no place for is dropped, a name without a tokenizer gets an empty one, and some adapters change the weights of
+the base that all models share. They also run code from a model's folder if somebody (or `yes |`) agrees. Behind this
+door none of it happens: what is read is what was meant, or an `InputError` says in one line what differs.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from pickle import UnpicklingError
+
+import huggingface_hub
+import peft
+import torch
+import transformers
+from accelerate import PartialState
+from safetensors import SafetensorError
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as hf_logging
+
+from marlhf_lite.utils.errors import InputError, one_line
+from marlhf_lite.utils.seals import check_seal
+
+# Without it transformers asks on standard input whether code of the folder may run, and `yes |` says y.
+NO_CODE = {"trust_remote_code": False}
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+# How reading a folder fails if it is damaged, unknown or made by somebody who wants it to fail.
+ERRORS_OF_FOLDERS = (
+    OSError,
+    ValueError,
+    ImportError,
+    EOFError,
+    UnpicklingError,
+    SafetensorError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    RecursionError,
+)
+# Starts of `init_lora_weights` in an adapter's config. To read one, PEFT takes a part off the base's weights.
+STARTS_THAT_EDIT_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+# Tables of positions and of masks that old versions of transformers saved; they are computed, not read.
+COMPUTED = re.compile(r"(inv_freq|masked_bias|(attn|attention)\.bias)$")
+MERGE_IT = "merge it into its base (merge_and_unload), and give the result as --model"
+SAMPLE = 64  # numbers of each weight that are compared
+
+
+# -- configs, tokenizers and models -----------------------------------------------------------------------------------
+
+
+def read_config(source: str, place: str | Path) -> PreTrainedConfig:
+    """Read a model's config; `source` begins the line of an error, such as `--model NAME`."""
+    with _one_line(source):
+        return transformers.AutoConfig.from_pretrained(str(place), **NO_CODE)
+
+
+def read_tokenizer(source: str, place: str | Path):
+    """Read a tokenizer; of several chat templates it keeps the one called `default`, as transformers does.
+
+    Raises `InputError` if there are no files of a tokenizer: transformers would make an empty one, which reads every
+    text as `<unk>`.
+    """
+    with _one_line(source):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(place), **NO_CODE)
+    if not has_tokenizer(place):
+        fix = "save the tokenizer there too, or download the model again"
+        raise InputError(f"{source}: no tokenizer ({TOKENIZERS[0]}): {fix}")
+    templates = tokenizer.chat_template
+    if isinstance(templates, dict):
+        if "default" not in templates:
+            names = ", ".join(templates)
+            fix = "save one of them as chat_template.jinja in a copy of the folder"
+            raise InputError(
+                f"{source}: its tokenizer has several chat templates ({names}), none called default: {fix}"
+            )
+        tokenizer.chat_template = templates["default"]
+    return tokenizer
+
+
+def has_tokenizer(place: str | Path) -> bool:
+    """Return whether files of a tokenizer are in a folder, or in the cache of a model on the hub."""
+    if Path(place).is_dir():
+        return any((Path(place) / name).is_file() for name in TOKENIZERS)
+    in_cache = [huggingface_hub.try_to_load_from_cache(str(place), name) for name in TOKENIZERS]
+    return any(isinstance(path, str) for path in in_cache)
+
+
+def read_model(source: str, kind: type, place: str | Path, **settings) -> PreTrainedModel:
+    """Read a model, all of whose weights are in its files; `kind` is a class with `from_pretrained`.
+
+    Raises `InputError` if weights are missing, have another shape, or are left over although the model has such a
+    layer. Others that are left over, such as those of a tower for images, are named in a note.
+    """
+    return _complete_model(source, kind, str(place), **settings)
+
+
+def empty_model(config: PreTrainedConfig, **settings) -> PreTrainedModel:
+    """Return the modules of a causal LM without weights, on the meta device."""
+    with torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(config, **NO_CODE, **settings)
+
+
+def model_of_weights(
+    source: str, kind: type, config: PreTrainedConfig, weights: dict[str, torch.Tensor], **settings
+) -> PreTrainedModel:
+    """Return a model made of these weights by name, which must be all of its weights; `kind` is an `AutoModel...`."""
+    with torch.device("meta"), _one_line(source):
+        family = type(kind.from_config(config, **NO_CODE))
+    return _complete_model(source, family, None, config=config, state_dict=weights, **settings)
+
+
+def _complete_model(source: str, kind: type, place: str | None, **settings) -> PreTrainedModel:
+    shows_bars = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        with _one_line(source):
+            # Weights of another shape are reported like missing ones, instead of by a table over many lines.
+            model, report = kind.from_pretrained(
+                place,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **NO_CODE,
+                **settings,
+            )
+    finally:
+        if shows_bars:
+            hf_logging.enable_progress_bar()
+    _check_weights(source, model, report)
+    if getattr(model, "_hf_peft_config_loaded", False):
+        fix = "give them apart: the adapter as --sft or --rm, and its base as --model"
+        raise InputError(f"{source}: it holds a model and an adapter of some base: {fix}")
+    return without_own_sampling(model)
+
+
+def _check_weights(source: str, model: PreTrainedModel, report: dict) -> None:
+    """Raise `InputError` for gaps between a model and its files; `report` is transformers' own, which it would log."""
+    left_over = [key for key in report["unexpected_keys"] if not COMPUTED.search(key)]
+    of_another_shape = [entry[0] for entry in report["mismatched_keys"]]
+    missing = sorted(set(report["missing_keys"]) - set(of_another_shape))
+    if missing:
+        what = f"its files lack {_some(missing)}, which would be random"
+        if left_over:
+            what += f"; they have {_some(left_over)}, which {type(model).__name__} does not read"
+        raise InputError(f"{source}: {what}: save the model again, with all weights")
+    if of_another_shape:
+        fix = "correct the config, or save the model again"
+        raise InputError(
+            f"{source}: its config and its weights differ in the shape of {_some(of_another_shape)}: {fix}"
+        )
+    layers = {_without_numbers(name) for name, _ in model.named_modules()}
+    dropped = [key for key in left_over if _without_numbers(key.rpartition(".")[0]) in layers]
+    if dropped:
+        what = (
+            f"its files have {_some(dropped)}, and a {type(model).__name__} of its config does not"
+        )
+        if all(key.endswith(".bias") for key in dropped):
+            fix = (
+                "take that bias out of the file (all scores lose a constant), or give another model"
+            )
+        else:
+            fix = "correct the number of layers in its config.json"
+        raise InputError(f"{source}: {what}: {fix}")
+    if left_over:
+        _note_once(f"{source}: not read from its files: {_some(left_over)}")
+
+
+def _some(names: Iterable[str]) -> str:
+    """Return the first name, and how many others there are."""
+    names = sorted(names)
+    others = len(names) - 1
+    return f"{names[0]} and {others} other weights" if others else names[0]
+
+
+def _without_numbers(name: str) -> str:
+    """Return a layer's name with the numbers of layers left out, so that layer 30 is a layer as layer 1 is."""
+    return re.sub(r"\.\d+(?=\.|$)", ".N", name)
+
+
+_noted: set[str] = set()
+
+
+def _note_once(text: str) -> None:
+    """Print a note in the main process; the roles of a run may read one folder several times."""
+    if text not in _noted and PartialState().is_main_process:
+        print(f"note: {text}")
+    _noted.add(text)
+
+
+@contextmanager
+def _one_line(source: str) -> Iterator[None]:
+    """Raise `InputError` if what is read in this block cannot be read."""
+    try:
+        yield
+    except InputError:
+        raise
+    except ERRORS_OF_FOLDERS as error:
+        reason, fix = one_line(error), "check the name, or give a local folder"
+        if "trust_remote_code" in str(error):
+            reason = "it needs code from its own files, which never runs"
+            fix = "choose one that transformers knows"
+        raise InputError(f"{source}: cannot be loaded ({reason}): {fix}") from None
+
+
+# -- adapters ---------------------------------------------------------------------------------------------------------
+
+
+def read_adapter_config(folder: str | Path) -> peft.PeftConfig:
+    """Read the settings of a saved adapter.
+
+    Raises `InputError` for kinds that models over one shared base cannot have, with the reason.
+    """
+    check_seal(Path(folder))
+    fix = 'give an adapter on layers, such as LoRA with bias="none"'
+    # PEFT's own check of such settings comes first, and asks for what only somebody who trains can have.
+    start = _json_of(folder).get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(STARTS_THAT_EDIT_THE_BASE):
+        what = f"its adapter was made by {start}, which changes weights of the base, and models share them"
+        raise InputError(f"{folder}: {what}: {MERGE_IT}")
+    try:
+        config = peft.PeftConfig.from_pretrained(str(folder))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        other = "give an adapter that this version of peft reads, such as LoRA"
+        raise InputError(
+            f"{folder}: its adapter_config.json cannot be read ({one_line(error)}): {other}"
+        ) from None
+    reason = ""
+    if (
+        config.is_prompt_learning
+        or config.is_adaption_prompt
+        or getattr(config, "bias", "none") != "none"
+    ):
+        reason = "is a prompt, or changes biases of the base, which models share"
+    elif config.peft_type == peft.PeftType.XLORA:
+        reason = "mixes other adapters, which it would load from elsewhere"
+    elif getattr(config, "megatron_config", None):
+        reason = "names a module of Python to import (megatron_core), and none is imported"
+    if reason:
+        raise InputError(f"{folder}: its adapter ({config.peft_type.value}) {reason}: {fix}")
+    return config
+
+
+def _json_of(folder: str | Path) -> dict:
+    """Return what an adapter's config says; empty if there is none, or if it cannot be read."""
+    try:
+        values = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def with_adapter(
+    model: PreTrainedModel, config: peft.PeftConfig, folder: str | Path | None = None
+) -> peft.PeftModel:
+    """Put a new adapter on a model whose weights other models share.
+
+    `folder` is the one that the settings were read from; without it they are the user's own, and PEFT's errors stay.
+    Raises `InputError` if the adapter does not fit the layers, or if making it has changed a weight of the base.
+    """
+    shared = dict([*model.named_parameters(), *model.named_buffers()])
+    storages = {name: tensor.data for name, tensor in shared.items()}
+    before = _samples(shared.values())
+    reason = ""
+    try:
+        made = peft.get_peft_model(model, config)
+    except (ValueError, KeyError, AttributeError, TypeError, AssertionError) as error:
+        if folder is None:
+            raise
+        reason = f"does not fit --model ({one_line(error)})"
+        fix = "give the model it was trained on"
+    after = _samples(shared.values())
+    for name, tensor in shared.items():
+        if tensor.data_ptr() != storages[name].data_ptr():
+            tensor.data = storages[name]  # other models go on with it
+            after = []
+    if not reason and not _are_equal(before, after):
+        reason = f"its adapter ({config.peft_type.value}) changes weights of the base, which models share"
+        fix = MERGE_IT
+    if reason:
+        raise InputError(f"{folder or 'adapter'}: {reason}: {fix}")
+    return made
+
+
+def _samples(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return copies of a few numbers of each tensor, spread over it."""
+    samples = []
+    for tensor in tensors:
+        flat = tensor.detach().reshape(-1)
+        stride = max(1, flat.numel() // SAMPLE)
+        samples.append(flat[::stride].clone())
+    return samples
+
+
+def _are_equal(before: list[torch.Tensor], after: list[torch.Tensor]) -> bool:
+    return len(before) == len(after) and all(map(torch.equal, before, after))
+
+
+def fill_adapter(
+    model: peft.PeftModel,
+    folder: str | Path,
+    more: dict[str, torch.Tensor] | None = None,
+    without: str = "",
+) -> None:
+    """Load the weights of a saved adapter, and `more`, by PEFT's names; the base, which models share, stays unchanged.
+
+    An adapter of the embedding is saved with the base's embedding, which is compared, not loaded. `without` is the name
+    of a layer that this model does not have, so that the file's weights of it are left out. Raises `InputError` unless
+    file and model have the same weights, in the same shapes.
+    """
+    # A tied weight is in the file by any of its names.
+    places, reason = dict(model.named_parameters(remove_duplicate=False)), ""
+    try:
+        weights = peft.load_peft_weights(str(folder), device=str(model.device))
+        check_finite(folder, weights.values())
+        of_the_base = {name: weights.pop(name) for name in list(weights) if name in places}
+        if without:
+            weights = {name: x for name, x in weights.items() if f".{without}." not in f".{name}."}
+        weights |= more or {}
+        wanted = set(peft.get_peft_model_state_dict(model, save_embedding_layers=False))
+        missing = wanted - weights.keys()
+        left_over = weights.keys() - wanted
+        if missing:
+            reason = f"{_some(missing)} is missing"
+        elif left_over:
+            reason = f"the model has no {_some(left_over)}"
+        else:
+            peft.set_peft_model_state_dict(model, weights)
+        # The copies may be rounded to another number format.
+        if not all(
+            torch.allclose(places[name].to(x.dtype), x, rtol=0.01, atol=1e-6)
+            for name, x in of_the_base.items()
+        ):
+            reason = "it was trained over other embeddings"
+    except (RuntimeError, KeyError, EOFError, UnpicklingError, SafetensorError) as error:
+        reason = one_line(error)
+    if reason:
+        raise InputError(
+            f"{folder}: does not fit --model ({reason}): give the model it was trained on"
+        )
+
+
+def adapter_weight_names(folder: str | Path) -> list[str]:
+    """Return the names of the weights in an adapter's folder."""
+    return list(peft.load_peft_weights(str(folder), device="cpu"))
+
+
+def name_of_module(model: nn.Module, wanted: nn.Module | None) -> str:
+    """Return the name of a module inside a model; empty if it is not there."""
+    for name, module in model.named_modules():
+        if module is wanted:
+            return name
+    return ""
+
+
+def check_finite(folder: str | Path, weights: Iterable[torch.Tensor]) -> None:
+    """Raise `InputError` unless all weights, saved in a folder, are finite."""
+    if not all(bool(weight.isfinite().all()) for weight in weights):
+        fix = "give an earlier checkpoint, or train it again with a lower learning rate"
+        raise InputError(f"{folder}: its weights are not finite (NaN, or infinite): {fix}")
+
+
+def without_own_sampling(model: nn.Module) -> nn.Module:
+    """Forget a model's own sampling settings, which `generate` would use for all it is not given; return the model.
+
+    The output of router logits goes off, too: TRL's SFT switches it on and saves that, and some mixtures of experts
+    cannot generate with it.
+    """
+    config = model.config.get_text_config() if isinstance(model, PreTrainedModel) else None
+    if hasattr(config, "output_router_logits"):
+        config.output_router_logits = False
+    own = getattr(model, "generation_config", None)
+    if own is not None:
+        model.generation_config = transformers.GenerationConfig(
+            bos_token_id=own.bos_token_id,
+            eos_token_id=own.eos_token_id,
+            pad_token_id=own.pad_token_id,
+        )
+    return model
