@@ -38,6 +38,7 @@ define versions
 	$(1)/bin/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal $(or $(ARGS),$(USUAL))
 endef
 SITES := colab\.research\.google\.com/github/|kaggle\.com/kernels/welcome\?src=https://github\.com/|git\+https://github\.com/
+LIVE_PAGE = https://$(firstword $(subst /, ,$(REPO))).github.io/$(lastword $(subst /, ,$(REPO)))/figures/interactive/one_update.html
 HOME_PAGE := [A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+(/tree/main/notebooks\))
 
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
@@ -127,9 +128,10 @@ exam: $(STAMP) ## Draw an exam with new numbers, and its answers, in build/exam:
 pdf: book ## Print the site's lessons and the cheat sheet to build/pdf with Chromium or Chrome (see BROWSER)
 	BROWSER='$(BROWSER)' $(BIN)/python book/print_pdf.py build/book build/pdf
 
-badges: ## Point all badges and links to the repository at one on GitHub: REPO=owner/name
+badges: ## Point badges and links at a repository on GitHub, and the live page at its site: REPO=owner/name
 	@echo '$(REPO)' | grep -Eqx '[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+' || \
 	{ echo "REPO='$(REPO)': give the repository as REPO=owner/name" >&2; exit 2; }
+	sed -E -i.bak 's#<!-- live -->.*<!-- /live -->#<!-- live -->**[Step through one update yourself]($(LIVE_PAGE))**, in your browser.<!-- /live -->#' README.md
 	sed -E -i.bak 's#($(SITES))[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+#\1$(REPO)#g; s#(\(https://github\.com/)$(HOME_PAGE)#\1$(REPO)\2#g' $(BADGED)
 	rm -f $(BADGED:=.bak)
 

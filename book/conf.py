@@ -30,6 +30,7 @@ include_patterns = [
     "docs/*.md",
     "book/*.md",
     "benchmarks/*.md",
+    "tests/*.md",
     "data/results/**/*.md",
     "data/pandalm/*.md",
 ]
@@ -39,7 +40,7 @@ include_patterns += [
     "notebooks/solutions/*.ipynb",
     f"{PLAY}/*.md",
 ]
-exclude_patterns = [".*", "**/.*", "build", "runs", "marlhf_lite", "tests"]
+exclude_patterns = [".*", "**/.*", "build", "runs", "marlhf_lite"]
 exclude_patterns += ["docs/exam_answers.md", "notebooks/solutions"] if STUDENTS else []
 # result tables and the note of the data are reached by links
 suppress_warnings = ["toc.not_included"]
@@ -73,6 +74,14 @@ SECTION = re.compile(r"\]\(#((?:\d+|[A-Z])-·-[^)\s]*)\)")
 ANSWERS = re.compile(r"\[([^][]*)\]\([^)\s]*(?:solutions/|exam_answers)[^)\s]*\)")
 # a link to a page that plays
 PAGE = re.compile(r"\[(!\[[^]]*\]\([^)]*\)|[^][]*)\]\(([^):\s]+\.html)\)")
+# Where README says how to open the page of one update, the site shows the page itself, with three doors above it.
+LIVE = re.compile(r"<!-- live -->.*<!-- /live -->")
+DOORS = """<div class="doors">
+<a href="#learn"><b>Learn</b> Nine lessons from the policy gradient to MA-PPO. They run on a laptop.</a>
+<a href="#use"><b>Use</b> Train with PPO or MA-PPO on your own preference data, in one command.</a>
+<a href="#change"><b>Change</b> Replace the rule, the objective or the reward by a function of your own.</a>
+</div>
+<iframe class="live" src="figures/interactive/one_update.html" title="One sentence, one update"></iframe>"""
 CONTENTS = """
 ```{{toctree}}
 :hidden:
@@ -112,6 +121,8 @@ def contents() -> str:
         f"{PLAY}/README",
         "GLOSSARY",
         "book/README",
+        "CONTRIBUTING",
+        "tests/README",
         "CHANGELOG",
     ]
     parts = {"Lessons": lessons, "Electives": electives}
@@ -126,7 +137,9 @@ def contents() -> str:
 
 def prepare(app, page: str, source: list[str]) -> None:
     """Add contents to the front page, take out links that lead nowhere, name sections as Sphinx does, open pages."""
-    source[0] = BADGE.sub("", source[0]) + (contents() if page == root_doc else "")
+    source[0] = BADGE.sub("", source[0])
+    if page == root_doc:
+        source[0] = LIVE.sub(DOORS, source[0]) + contents()
     source[0] = ANSWERS.sub(r"\1", source[0]) if STUDENTS else source[0]
     # Sphinx would let the browser save the page
     source[0] = PAGE.sub(r"<a href='\2'>\1</a>", source[0])

@@ -233,6 +233,13 @@ def test_badges_are_rewritten_everywhere_and_nothing_else(tmp_path):
         subprocess.run([*make, f"REPO={repository}"], cwd=tmp_path, check=True)
         assert all(file.read_text() == text.replace("OWNER/REPO", repository) for file in files)
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(files)
+    # README's picture of one update leads to the page on the site, and never to its source.
+    live = "before <!-- live -->download it<!-- /live --> after"
+    files[0].write_text(live)
+    for owner, name in (("ann-b", "c.d"), ("bob", "e")):
+        subprocess.run([*make, f"REPO={owner}/{name}"], cwd=tmp_path, check=True)
+        page = f"https://{owner}.github.io/{name}/figures/interactive/one_update.html"
+        assert f"]({page})" in files[0].read_text() and "download" not in files[0].read_text()
     refused = subprocess.run(
         [*make, "REPO=https://github.com/a/b"], cwd=tmp_path, capture_output=True, text=True
     )
