@@ -265,9 +265,22 @@ def _memory(options: commands.MemoryCommand) -> None:
 
 def _data(options: commands.DataCommand) -> None:
     check_dataset(options.dataset)
+    # What can be refused without a tokenizer is refused before torch and transformers are imported.
+    from marlhf_lite.tasks.first_look import find_and_check_rows
+
+    found = find_and_check_rows(
+        options.dataset,
+        bad_rows=options.bad_rows,
+        template=options.template,
+        chat_template=options.chat_template,
+        columns=options.columns,
+        dataset_config=options.dataset_config,
+        data_dir=options.data_dir,
+        split=options.split,
+    )
     from marlhf_lite.experiments.data_report import data_report
 
-    print(data_report(options))
+    print(data_report(options, found))
 
 
 def _generate(options: commands.GenerateCommand) -> None:

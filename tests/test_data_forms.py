@@ -12,7 +12,8 @@ import pandas
 import pytest
 from conftest import fails
 
-from marlhf_lite.tasks.loading import find_rows, load_task
+from marlhf_lite.tasks.loading import load_task
+from marlhf_lite.tasks.sources import find_rows
 
 COUNT = 12
 
@@ -305,13 +306,20 @@ def test_one_odd_row_does_not_decide_how_all_are_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "values"), [("label", (False, True)), ("kto_tag", ("False ", "TRUE"))]
+    ("name", "values"),
+    [
+        ("label", (False, True)),
+        ("kto_tag", ("False ", "TRUE")),
+        ("label", (0, 1)),
+        ("label", (0.0, 1.0)),
+        ("kto_tag", ("0", "1")),
+    ],
 )
 def test_answers_to_avoid_are_no_sft_data(tmp_path, name, values):
     rows = [ANSWERS["TRL"](i) | {name: values[i % 3 > 0]} for i in range(COUNT)]
     task = load_task(write(tmp_path / "rows.jsonl", rows))
     assert task.counts["kept"] == 8 and task.counts["labelled_false"] == 4 and task.unused == ()
-    for other in ("good", 0, 2, None):
+    for other in ("good", 2, -1, None):
         path = write(tmp_path / "others.jsonl", [*rows, ANSWERS["TRL"](0) | {name: other}])
         fails(lambda: load_task(path), f"row {COUNT + 1}: '{name}' is {other!r}, not true or false")  # noqa: B023
 
@@ -482,7 +490,10 @@ def test_several_files_and_an_address(tmp_path, monkeypatch):
         "none-*.jsonl: cannot be read (FileNotFoundError",
     )
     write(tmp_path / "data" / "part-2.jsonl", [ANSWERS["TRL"](i) for i in range(COUNT)])
-    fails(lambda: load_task(str(tmp_path / "data" / "part-*.jsonl")), "row 13: no 'chosen'")
+    fails(
+        lambda: load_task(str(tmp_path / "data" / "part-*.jsonl")),
+        "part-2.jsonl (prompt and completion, for SFT)",
+    )
     fails(lambda: load_task(paths[0], split="train_prefs"), "--split train_prefs", "is a file")
     fails(lambda: load_task("tiny-tldr", split="train_prefs"), "--split", "embedded")
 
@@ -543,8 +554,9 @@ def test_cells_of_a_folder_of_csv_stay_text(tmp_path, monkeypatch):
     for cells in (texts, texts[-1:] * 9):
         lines = [f"Say {i},{text},no {i}" for i, text in enumerate(cells)]
         (folder / "train.csv").write_text("\n".join(["prompt,chosen,rejected", *lines]))
-        rows, test, others = find_rows(str(folder))
-        assert [row["chosen"] for row in rows] == cells and (test, others) == (None, [])
+        found = find_rows(str(folder))
+        assert [row["chosen"] for row in found.rows] == cells
+        assert (found.test, found.left_out_splits, found.left_out_files) == (None, (), ())
         task = load_task(str(folder))
         assert sorted(text for part in task.splits.values() for text in part["chosen"]) == sorted(
             cells

@@ -41,9 +41,9 @@ from marlhf_lite.config.parser import merge, parse, read_presets
 from marlhf_lite.experiments.inputs import check_groups
 from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.tasks.embedded import EMBEDDED
-from marlhf_lite.tasks.loading import find_rows
 from marlhf_lite.tasks.paper_datasets import form_of
 from marlhf_lite.tasks.shapes import columns_of
+from marlhf_lite.tasks.sources import find_rows
 from marlhf_lite.utils.errors import InputError, did_you_mean, disk_fault, one_line
 from marlhf_lite.utils.run_folder import CONFIG, RunLock, check_writable, read_yaml
 from marlhf_lite.utils.user_code import import_user_code
@@ -595,7 +595,7 @@ def _has_answers(options: dict) -> bool:
     where = {
         name: options.get(name, "") for name in ("dataset_config", "data_dir", "split", "columns")
     }
-    rows = [] if options["dataset"] in EMBEDDED else find_rows(options["dataset"], **where)[0]
+    rows = [] if options["dataset"] in EMBEDDED else find_rows(options["dataset"], **where).rows
     return not rows or form_of(columns_of(rows), where["columns"]).fractions[0] > 0
 
 

@@ -21,7 +21,13 @@ from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.parser import OF_THE_START
 from marlhf_lite.evaluation.responses import HeldOutPrompts
 from marlhf_lite.evaluation.sampling import generate_seeded
-from marlhf_lite.experiments.data import check_texts, describe_rows, fit_lengths, read_task
+from marlhf_lite.experiments.data import (
+    check_texts,
+    describe_files,
+    describe_rows,
+    fit_lengths,
+    read_task,
+)
 from marlhf_lite.experiments.inputs import (
     Inputs,
     check_data_support,
@@ -344,6 +350,8 @@ def _print_start(options: StageCommand, inputs: Inputs, task: Task) -> None:
     shape = f" (read as {task.shape})" if task.shape else ""
     parts, dropped = describe_rows(task)
     print_main(f"{task.name}{shape}: {parts}; dropped: {dropped}")
+    for line in describe_files(task):
+        print_main(line)
     if task.chats:
         print_main("prompts and answers are written by the chat template")
 

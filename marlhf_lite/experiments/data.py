@@ -20,16 +20,19 @@ from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 from marlhf_lite.tasks.prompts import ROW
 from marlhf_lite.tasks.round_trip import note_on_lost_texts
 from marlhf_lite.tasks.shapes import repeats_prompt
+from marlhf_lite.tasks.sources import Found
 from marlhf_lite.tasks.splits import TRAIN_PARTS, Task
 from marlhf_lite.tasks.templates import COLUMNS
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.rollout import Sampler, longest_response
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.jsonl import read_json
 from marlhf_lite.utils.run_folder import RunFolder
 
 LOADED = ("size", "bad_rows", "template", "part", "dataset_config", "data_dir", "split", "columns")
 FEW_CUT = 0.05  # the share of answers that a longer limit, which is offered, would still cut
 NO_LIMIT = 10**9
+MOST_FILES = 8  # files that a report names; of more it gives the sum
 # What templates write: <|im_start|>, DeepSeek's <｜User｜>, Gemma's <end_of_turn>, Llama's and Mistral's [/INST].
 MARKS = r"<\|\w+\|>|<｜[^<>｜]+｜>|<(?:start|end)_of_turn>|\[/INST\]"
 
@@ -40,16 +43,17 @@ def read_task(
     runs: Sequence[RunFolder] = (),
     asked: Sequence = (),
     date: str = "",
+    found: Found | None = None,
 ) -> tuple[Task, list[str]]:
     """Return the data, with unit tests if they may judge programs, and notes on how the data are read.
 
     The tokenizer is set up for chats. A stage with a separate file, which none of `runs`, those of its models, has
     read, takes all training rows of the file. `asked` are `RowColumns`, and `date` is the date that a chat template
-    sees as today.
+    sees as today. `found` are the rows, if they have been found already.
     """
     chat = chat_writer(tokenizer, options.chat_template, date)
     source = {name: getattr(options, name) for name in LOADED}
-    task = load_task(options.dataset, **source, chat=chat, asked=asked)
+    task = load_task(options.dataset, **source, chat=chat, asked=asked, found=found)
     task = replace(task, digests=rows_digests(task))
     if task.chats:
         expect_chats(tokenizer)
@@ -59,10 +63,13 @@ def read_task(
         from marlhf_lite.extras.programs.rewards import with_tests
 
         task = with_tests(task, options, options.bad_rows)
-    return task, [
+    notes = [
         *_notes(task, tokenizer, options.model),
-        *(_note_on_prompts(chat) if task.chats else ()),
+        *_notes_on_known_prompts(options, runs),
     ]
+    if task.chats:
+        notes += _notes_on_chats(chat)
+    return task, notes
 
 
 def _own_part(options: StageCommand | DataCommand, runs: Sequence[RunFolder], task: Task) -> str:
@@ -95,14 +102,36 @@ def for_one_stage(task: Task, part: str) -> Task:
 
 
 def describe_rows(task: Task) -> tuple[str, str]:
-    """Return in words how many rows each part has, and how many were dropped for which reason."""
+    """Return in words how many rows each part has, and how many were dropped for which reason.
+
+    Raises `InputError` if they do not add up to the rows that were read.
+    """
     parts = ", ".join(f"{part} {len(rows)}" for part, rows in task.splits.items())
-    reasons = [
-        why for why, n in task.counts.items() if n and why not in ("read", "kept", *task.splits)
-    ]
-    return parts, ", ".join(
-        f"{task.counts[why]} {why.replace('_', ' ')}" for why in reasons
-    ) or "none"
+    dropped = {}
+    for why, count in task.counts.items():
+        if count and why not in ("read", "kept", *task.splits):
+            dropped[why] = count
+    used = sum(len(rows) for rows in task.splits.values())
+    if used + sum(dropped.values()) != task.counts["read"]:
+        raise InputError(
+            f"{task.name}: {task.counts['read']} rows were read, but {used} are in parts and "
+            f"{sum(dropped.values())} were dropped: please report this file"
+        )
+    reasons = ", ".join(f"{count} {why.replace('_', ' ')}" for why, count in dropped.items())
+    return parts, reasons or "none"
+
+
+def describe_files(task: Task) -> list[str]:
+    """Return what lies in the files of a task, a line each: what was read of it, and which files were left out."""
+    lines = [str(file) for file in task.files]
+    if len(lines) > MOST_FILES:
+        rows = sum(file.rows for file in task.files)
+        lines = [*lines[:MOST_FILES], f"all {len(task.files)} files: {rows} rows"]
+    if task.left_out_files:
+        names = ", ".join(task.left_out_files[:MOST_FILES])
+        more = len(task.left_out_files) - MOST_FILES
+        lines.append(f"files left out: {names}" + (f" and {more} more" if more > 0 else ""))
+    return lines
 
 
 # Lengths
@@ -209,30 +238,79 @@ def _length_that_cuts_few(lengths: Sequence[int]) -> int:
 
 
 def _notes(task: Task, tokenizer, model: str) -> Iterator[str]:
-    unused = {"columns": task.unused, "splits": task.unused_splits}
-    yield from (f"{kind} not used: {', '.join(names)}" for kind, names in unused.items() if names)
+    if task.unused:
+        yield f"columns not used: {', '.join(task.unused)}"
+    if task.unused_splits:
+        yield f"splits not used: {', '.join(task.unused_splits)}"
+    if task.thoughts_dropped:
+        fix = "a chat template that has reasoning_content writes them"
+        yield f"thoughts dropped in {task.thoughts_dropped} rows: {fix}"
+    rows = _texts_of_rows(task)
+    if contradicting := _contradicting_pairs(rows):
+        first = " ".join(contradicting[0].split())[:40]
+        fix = "leave out one of each if that is not meant"
+        yield f"{len(contradicting)} pairs say the opposite of another one, first of {first!r}: {fix}"
+
     texts = [text for column in COLUMNS for text in _column(task, column)]
-    if marks := _marks(texts, tokenizer, task.chats):
+    marks = _marks(texts, tokenizer, task.chats)
+    if marks:
         fix = "if a chat template wrote them, give the rows as messages, and --model's template writes them"
         yield f"{len(marks)} of {len(texts)} texts hold marks such as {marks[0]}, which are read as characters: {fix}"
     answers = [text for column in COLUMNS[1:] for text in _column(task, column)]
     yield from note_on_lost_texts(tokenizer, _column(task, "prompt"), answers)
-    if task.chats:
+    if task.chats:  # the template writes what stands between prompt and answer
         return
-    answered = [rows.to_dict() for rows in task.splits.values() if "chosen" in rows.column_names]
-    rows = [
-        texts
-        for part in answered
-        for texts in zip(*(part[name] for name in COLUMNS if name in part), strict=True)
-    ]
-    if repeats := sum(repeats_prompt(*texts) for texts in rows):
+
+    repeats = sum(repeats_prompt(*texts) for texts in rows)
+    if repeats:
         yield f"in {repeats} of {len(rows)} rows answers begin with their prompt: if they should not, cut it off"
+    if rows and all(_run_together(prompt, answers[0]) for prompt, *answers in rows):
+        fix = "if words would run together, begin each answer with a space or a line break"
+        yield f"nothing between prompt and answer in all {len(rows)} rows: {fix}"
     if not marks and tokenizer.chat_template and task.shape:
         fix = "--chat_template text makes each prompt a user's message"
         yield f"{model} has a chat template, and texts are not put into it: {fix}"
 
 
-def _note_on_prompts(chat: Chat) -> Iterator[str]:
+def _texts_of_rows(task: Task) -> list[tuple[str, ...]]:
+    """Return prompt, chosen and, in pairs, rejected of all rows that have an answer."""
+    found = []
+    for rows in task.splits.values():
+        if "chosen" in rows.column_names:
+            columns = [rows[name] for name in COLUMNS if name in rows.column_names]
+            found.extend(zip(*columns, strict=True))
+    return found
+
+
+def _contradicting_pairs(rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """Return the prompts of the pairs whose two answers another pair has the other way round."""
+    pairs = [tuple(text.strip() for text in row) for row in rows if len(row) == len(COLUMNS)]
+    known = set(pairs)
+    return [prompt for prompt, chosen, rejected in pairs if (prompt, rejected, chosen) in known]
+
+
+def _run_together(prompt: str, answer: str) -> bool:
+    """Return whether a word of the prompt and one of the answer meet without white space."""
+    return not prompt[-1:].isspace() and not answer[:1].isspace()
+
+
+def _notes_on_known_prompts(
+    options: StageCommand | DataCommand, runs: Sequence[RunFolder]
+) -> Iterator[str]:
+    """Yield a note if an earlier stage has trained on every row of the file that PPO takes its prompts from."""
+    takes_prompts = options.own_part == "ppo"
+    for run in {run.path: run for run in runs}.values() if takes_prompts else ():
+        counts = run.path / "data.json"
+        # A stage that has a separate file takes all training rows, and leaves none to PPO.
+        left_none = counts.exists() and not read_json(counts).get("ppo", 1)
+        if left_none and same_data(run.config, asdict(options)):
+            yield f"{run.path} has trained on all rows of {options.dataset}: PPO's prompts are among them"
+
+
+def _notes_on_chats(chat: Chat) -> Iterator[str]:
+    if chat.thoughts_left_out:
+        fix = "give a template that has reasoning_content, or write the thought into the content"
+        yield f"thoughts dropped in {chat.thoughts_left_out} answers: the chat template does not write them: {fix}"
     if chat.left_out:
         yield f"in {chat.left_out} rows the chat template leaves out text of the prompt, such as the system's"
     if chat.restored:

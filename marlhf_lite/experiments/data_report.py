@@ -6,10 +6,17 @@ import numpy as np
 
 from marlhf_lite.config.commands import DataCommand
 from marlhf_lite.experiments.context import start_processes
-from marlhf_lite.experiments.data import describe_rows, fit_lengths, read_task, token_ids
+from marlhf_lite.experiments.data import (
+    describe_files,
+    describe_rows,
+    fit_lengths,
+    read_task,
+    token_ids,
+)
 from marlhf_lite.models.loading import load_tokenizer, model_path
 from marlhf_lite.tasks.answers import encode_answers
 from marlhf_lite.tasks.embedded import EMBEDDED
+from marlhf_lite.tasks.sources import Found
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.tasks.tokenization import encode_prompts
 
@@ -17,14 +24,14 @@ SIDES = {"sft": ("chosen",), "rm": ("chosen", "rejected")}
 QUANTILES = {"shortest": 0.0, "median": 0.5, "95 %": 0.95, "longest": 1.0}
 
 
-def data_report(options: DataCommand) -> str:
-    """Return rows, counts, lengths and notes as text."""
+def data_report(options: DataCommand, found: Found | None = None) -> str:
+    """Return rows, counts, lengths and notes as text; `found` are the rows, if they have been found already."""
     start_processes()
     model_path(options.model)
     tokenizer = load_tokenizer(options.model)
-    task, notes = read_task(options, tokenizer)
+    task, notes = read_task(options, tokenizer, found=found)
     lengths = dict(_lengths(task, tokenizer))
-    task, more = fit_lengths(task, tokenizer, options, SIDES)
+    task, notes_on_lengths = fit_lengths(task, tokenizer, options, SIDES)
     shape = task.shape or (
         "embedded data" if task.name in EMBEDDED else "rows of TL;DR, WebGPT or APPS"
     )
@@ -33,8 +40,9 @@ def data_report(options: DataCommand) -> str:
         f"{task.name}: {task.counts['read']} rows, read as {shape}",
         f"parts: {parts}",
         f"dropped: {dropped}",
+        *describe_files(task),
         *(f"{column} in tokens: {text}" for column, text in lengths.items()),
-        *(f"note: {note}" for note in (*notes, *more)),
+        *(f"note: {note}" for note in (*notes, *notes_on_lengths)),
     ]
     return "\n".join([*lines, *_rows(task, tokenizer, options)])
 

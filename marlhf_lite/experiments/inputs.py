@@ -1,6 +1,5 @@
 """Find and check the models and the data file that a command names before anything heavy is imported."""
 
-import glob
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from marlhf_lite.config.commands import StageCommand
 from marlhf_lite.config.parser import named_folders
 from marlhf_lite.config.support import is_listed, launched, refuse
 from marlhf_lite.models.adapters import form_of_weights, resolve_adapter_dir
+from marlhf_lite.tasks.places import matching_files
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.preflight import Preflight
 
@@ -132,11 +132,10 @@ def _form(options: StageCommand, stage: str, task: "Task") -> str:
 
 def check_dataset(dataset: str) -> None:
     """Raise `InputError` if `--dataset` looks like a path, or a pattern of paths, and nothing is there."""
-    place = os.path.expanduser(dataset)
     looks_local = (
         dataset.startswith(("/", ".", "~")) or dataset.endswith(FILES)
     ) and "://" not in dataset
-    if looks_local and not os.path.exists(place) and not glob.glob(place, recursive=True):
+    if looks_local and not matching_files(dataset):
         raise InputError(
             f"--dataset {dataset}: no such file: check the path (relative paths start at {os.getcwd()})"
         )

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from trl.data_utils import common_prefix_length
-
+from marlhf_lite.tasks.messages import THOUGHTS, check_roles, names_of_tool_calls, thought_of
 from marlhf_lite.tasks.templates import BadRow
 from marlhf_lite.utils.errors import InputError, one_line
 from marlhf_lite.utils.interrupts import time_limit
@@ -55,6 +54,8 @@ class Chat:
         self.left_out = 0  # rows of whose prompt the template omits a text, such as the system's
         # answers of which the template omits a text, such as a thought
         self.restored: list[str] = []
+        # answers whose thought, which the data keep beside the text, the template does not write
+        self.thoughts_left_out = 0
         # written prompt -> the messages or the text of the data
         self.said: dict[str, str | list[dict]] = {}
         self._check = functools.cache(self._try_out)
@@ -78,13 +79,36 @@ class Chat:
     def write(
         self, prompt: Sequence[dict], answers: Sequence[Sequence[dict]]
     ) -> tuple[str, list[str]]:
-        """Return the prompt and its answers: what the template writes after the prompt, without the end of the turn."""
+        """Return the prompt and its answers: what the template writes after the prompt, without the end of the turn.
+
+        Raises `BadRow` for roles that the template does not have, and for tool calls that it does not write.
+        """
+        for turns in (prompt, *answers):
+            check_roles(turns, _source(self.tokenizer.chat_template))
+        prompt = [self._with_thought_by_its_name(turn) for turn in prompt]
         text = self(prompt)
         self.said[text] = list(prompt)
         self.left_out += not _holds(text, prompt)
-        return text, [
-            self._without_end(self._write_answer(text, prompt, turns)) for turns in answers
-        ]
+        _check_tool_calls(text, prompt)
+        written = []
+        for turns in answers:
+            turns = [self._with_thought_by_its_name(turn) for turn in turns]
+            answer = self._write_answer(text, prompt, turns)
+            _check_tool_calls(answer, turns)
+            if not _holds(answer, [{"content": thought_of(turn)} for turn in turns]):
+                self.thoughts_left_out += 1
+            written.append(self._without_end(answer))
+        return text, written
+
+    def _with_thought_by_its_name(self, turn: dict) -> dict:
+        """Return the message with its thought under the name that the template reads, which may not be the data's."""
+        source = _source(self.tokenizer.chat_template)
+        own = next((key for key in THOUGHTS if key in turn), None)
+        read = next((key for key in THOUGHTS if key in source), None)
+        if own is None or read is None or own in source:
+            return turn
+        renamed = {key: value for key, value in turn.items() if key != own}
+        return renamed | {read: turn[own]}
 
     def _write_answer(self, text: str, prompt: Sequence[dict], turns: Sequence[dict]) -> str:
         """Return what the template writes after the prompt, with texts of the answer that the template omits."""
@@ -117,8 +141,9 @@ class Chat:
 
     def _render(self, messages: Sequence[dict], **options) -> str:
         for message in messages:  # or a text could end its turn and speak for the assistant
-            if special := next(_special_tokens(self.tokenizer, message["content"]), None):
-                raise BadRow("bad_chat", f"a message contains the special token {special}")
+            for text in _texts_of(message):
+                if special := next(_special_tokens(self.tokenizer, text), None):
+                    raise BadRow("bad_chat", f"a message contains the special token {special}")
         try:
             with time_limit(SECONDS):
                 template = _dated(self.tokenizer.chat_template, self.day)
@@ -135,14 +160,14 @@ class Chat:
         as_tokens = {"add_special_tokens": False, "split_special_tokens": False}
         ids = self.tokenizer(prompt, **as_tokens)["input_ids"]
         encoded = self.tokenizer(whole, return_offsets_mapping=True, **as_tokens)
-        same = common_prefix_length(ids, encoded["input_ids"])
-        return (
-            len(prompt)
-            if same == len(ids)
-            else encoded["offset_mapping"][same - 1][1]
-            if same
-            else 0
-        )
+        same = 0
+        for token, other in zip(ids, encoded["input_ids"], strict=False):
+            if token != other:
+                break
+            same += 1
+        if same == len(ids):
+            return len(prompt)
+        return encoded["offset_mapping"][same - 1][1] if same else 0
 
 
 def _dated(template: str | None, day: datetime.datetime) -> str | None:
@@ -188,6 +213,33 @@ def _holds(text: str, turns: Sequence[dict]) -> bool:
     """Return whether a text contains all messages, up to white space."""
     squeezed = "".join(text.split())
     return all("".join(turn["content"].split()) in squeezed for turn in turns)
+
+
+def _texts_of(message: dict) -> list[str]:
+    """Return the texts of a message that a template may write: its content, its thought and its tool calls."""
+    texts = [message["content"]]
+    if thought := thought_of(message):
+        texts.append(thought)
+    if calls := message.get("tool_calls"):
+        texts.append(json.dumps(calls, ensure_ascii=False, default=str))
+    return texts
+
+
+def _check_tool_calls(written: str, turns: Sequence[dict]) -> None:
+    """Raise `BadRow` if the template leaves out a tool call: the answer would be empty, or lack what it does."""
+    for turn in turns:
+        for name in names_of_tool_calls(turn):
+            if name not in written:
+                fix = "give a template that writes tool calls, or write them into the content"
+                raise BadRow(
+                    "tool_calls",
+                    f"a call of the tool {name!r}, which the chat template leaves out: {fix}",
+                )
+
+
+def _source(template) -> str:
+    """Return the text of a chat template, or of all of several."""
+    return template if isinstance(template, str) else str(template or "")
 
 
 def _special_tokens(tokenizer, text: str) -> Iterable[str]:

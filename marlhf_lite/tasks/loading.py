@@ -1,34 +1,31 @@
 """Load the data of a task: an embedded corpus, local files, a folder, or a data set on the hub."""
 
-import glob
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, islice
-from pathlib import Path
+from itertools import islice
 
 import datasets
-from datasets.packaged_modules.csv.csv import CsvConfig
-from datasets.packaged_modules.json.json import JsonConfig
 
 from marlhf_lite.tasks.chats import Chat
 from marlhf_lite.tasks.embedded import EMBEDDED, load_embedded
-from marlhf_lite.tasks.files import SUFFIXES, read_file
-from marlhf_lite.tasks.paper_datasets import HUB, form_of
+from marlhf_lite.tasks.messages import MESSAGE, PASSED_ON, THOUGHTS
 from marlhf_lite.tasks.prompts import RowColumns
-from marlhf_lite.tasks.shapes import ONLY_TEXTS, columns_of, rename, to_preferences
+from marlhf_lite.tasks.shapes import ONLY_TEXTS, columns_of, to_preferences
+from marlhf_lite.tasks.sources import (
+    FIRST,
+    Found,
+    find_rows,
+    form_of_rows,
+    has_chats,
+    name_of_test,
+    place_in_files,
+    refuse_where,
+)
 from marlhf_lite.tasks.splits import Task, check_part, draw, make_task
 from marlhf_lite.tasks.templates import Form
 from marlhf_lite.tasks.tokenization import encode_prompts
-from marlhf_lite.utils.errors import InputError, did_you_mean, one_line
-
-MESSAGE = ("role", "content", "from", "value")  # the keys of a message that are read
-FIRST = 1000  # rows that show what the others are like
-CHOICES = (
-    f"give an embedded corpus ({', '.join(EMBEDDED)}), a local file or folder (such as ./pairs.jsonl), "
-    "or a name on the hub (owner/name; needs the network), with --dataset_config if it has several configurations"
-)
+from marlhf_lite.utils.errors import InputError
 
 
 def load_task(
@@ -41,6 +38,7 @@ def load_task(
     part: str = "",
     chat: Chat | None = None,
     asked: Sequence[RowColumns] = (),
+    found: Found | None = None,
     **where: str,
 ) -> Task:
     """Load, check and split the data of a task (paper, Appendix B.1 and B.2).
@@ -54,110 +52,171 @@ def load_task(
         part: rows of another kind that become the whole test part, such as TL;DR's news articles, `cnn_dm`.
         chat: the chat template that writes rows of messages (`chats.chat_writer`); None writes them as transcripts.
         asked: functions that take columns of the row; see `Prompt`.
+        found: the rows of `dataset`, if they have been found already (`sources.find_rows`).
         where: `dataset_config`, `data_dir`, the `split` to train on, your names of `columns` (`shapes.rename`).
 
-    `Task.counts` has `read`, `kept`, the reasons of `to_preferences`, the size of each part, and two reasons for rows
-    that were kept but not used: `beyond_size` and `prompt_in_test`. Raises `InputError` for every fault.
+    `Task.counts` has `read`, `kept`, the reasons of `to_preferences`, the size of each part, and the reasons for rows
+    that were kept but not used: `beyond_size`, `prompt_in_test` and `not_of_part`. Raises `InputError` for every fault.
     """
+    # 1. Embedded data are rows of a task already.
     for_texts = "text" if chat and chat.choice == "text" else ""
     if dataset in EMBEDDED:
-        _refuse(where | {"chat_template": for_texts}, f"{dataset} is embedded and")
+        refuse_where(where | {"chat_template": for_texts}, f"{dataset} is embedded and")
         for one in asked:
             one.choose(())  # rows of embedded data have no other columns
         return load_embedded(dataset, size, seed, part)
-    # 1. Find the rows, their form, and what writes their prompts.
-    rows, test, splits = find_rows(dataset, **where)
-    has_own = dataset in HUB and not any(where.values())  # else the user says where the rows are
-    form = HUB[dataset][0] if has_own else form_of(columns_of(rows), where.get("columns", ""))
+
+    # 2. Find the rows, their form, and what writes their prompts.
+    found = found or find_rows(dataset, **where)
+    form = form_of_rows(dataset, found.rows, where)
     if not form.name:
-        _refuse({"chat_template": for_texts}, f"{dataset}, whose prompts have a fixed form,")
-    chats = bool(chat and form.name) and (bool(for_texts) or _has_chats(rows, form))
+        refuse_where({"chat_template": for_texts}, f"{dataset}, whose prompts have a fixed form,")
+    is_written = bool(chat and form.name) and (bool(for_texts) or has_chats(found.rows, form))
     check_part(dataset, part, form.parts)
-    form = _with_columns(form, rows, asked)
-    # 2. Count the test rows: a separate test set gives as many as would be held out without it.
-    held_out = None if size is None else max(round(size * form.test_fraction), 1)
+    form = _with_columns(form, found.rows, asked)
+    unused = _unused(found.rows, form, is_written)
+    thoughts = 0 if is_written else _count_thoughts(found.rows, form)
+
     # 3. Convert them to the columns of a task.
-    template = chat if chats else ONLY_TEXTS if chat and form.name else template
-    read = partial(_convert, form=form, template=template, bad_rows=bad_rows)
-    others, unused = rows if test is None else test, _unused(rows, form, chats)
-    rows, counts = read(rows, dataset, form.convert)
-    if test is not None:
-        test, test_counts = read(test, f"{dataset} (test)", form.convert_test or form.convert)
-        test, counts = (test if size is None else draw(test, held_out, seed)), counts + test_counts
-    # 4. Split them. `--part` takes rows that `convert` drops as the test part.
-    rows = rows if size is None else draw(rows, max(size - len(test or ()), 0), seed)
-    shares = {"fractions": form.fractions, "test_fraction": form.test_fraction}
-    task = make_task(dataset, rows, seed, counts=counts, test=test, **shares)
+    if is_written:
+        writer: str | Chat = chat
+    elif chat and form.name:
+        writer = ONLY_TEXTS
+    else:
+        writer = template
+    read = partial(_convert, form=form, template=writer, bad_rows=bad_rows)
+    rows, counts = read(
+        found.rows, dataset, form.convert, place_of=partial(place_in_files, found.files)
+    )
+    test = None
+    if found.test is not None:
+        test, counts_of_test = read(
+            found.test,
+            name_of_test(dataset, found),
+            form.convert_test or form.convert,
+            place_of=partial(place_in_files, found.test_files),
+        )
+        counts = counts + counts_of_test
+
+    # 4. Count the test rows: a separate test set gives as many as would be held out without it.
+    held_out = None if size is None else max(round(size * form.test_fraction), 1)
+    if test is not None and size is not None:
+        test = draw(test, held_out, seed)
+    if size is not None:
+        rows = draw(rows, max(size - len(test or ()), 0), seed)
+
+    # 5. Split them. `--part` takes rows that `convert` drops as the test part.
+    task = make_task(
+        dataset,
+        rows,
+        seed,
+        counts=counts,
+        test=test,
+        fractions=form.fractions,
+        test_fraction=form.test_fraction,
+    )
     if part:
-        of_part = draw(read(others, f"{dataset} ({part})", form.parts[part])[0], held_out, seed)
-        task.splits["test"], task.counts["test"] = datasets.Dataset.from_list(of_part), len(of_part)
-        task.counts.pop(part, None)
-    told = {
-        "chats": chats,
-        "said": chat.said if chats else {},
-        "unused": unused,
-        "unused_splits": tuple(splits),
-    }
-    return replace(task, shape=form.name, **told)
+        source = found.rows if found.test is None else found.test
+        of_part, _ = read(source, f"{dataset} ({part})", form.parts[part])
+        task = _with_test_part(task, part, draw(of_part, held_out, seed))
+    return replace(
+        task,
+        shape=form.name,
+        chats=is_written,
+        said=chat.said if is_written else {},
+        unused=unused,
+        unused_splits=found.left_out_splits,
+        thoughts_dropped=thoughts,
+        files=(*found.files, *found.test_files),
+        left_out_files=found.left_out_files,
+    )
+
+
+def _with_test_part(task: Task, part: str, rows: Sequence[dict]) -> Task:
+    """Return the task with these rows, which were dropped under the name of their part, as its test part."""
+    counts = dict(task.counts)
+    counts["not_of_part"] = counts["test"]
+    counts["test"] = len(rows)
+    left = counts.pop(part, 0) - len(rows)
+    if left > 0:
+        counts[part] = left
+    splits = datasets.DatasetDict({**task.splits, "test": datasets.Dataset.from_list(rows)})
+    return replace(task, splits=splits, counts=counts)
 
 
 def _with_columns(form: Form, rows: Iterable[dict], asked: Sequence[RowColumns]) -> Form:
     """Return the form with the columns of the rows that are asked for. Raises `InputError` if one is missing."""
-    chosen = [one.choose(columns_of(rows), read=(*form.columns, *form.optional)) for one in asked]
-    if not any(chosen):
+    chosen: dict[str, None] = {}  # in the order of the functions, each once
+    for one in asked:
+        names = one.choose(columns_of(rows), read=(*form.columns, *form.optional))
+        chosen.update(dict.fromkeys(names))
+    if not chosen:
         return form
-    row = tuple(dict.fromkeys(chain(*chosen)))
-    return replace(
-        form,
-        row=row,
-        needed=tuple(name for name in row if any(name in one.needed for one in asked)),
-    )
+    needed = tuple(name for name in chosen if any(name in one.needed for one in asked))
+    return replace(form, row=tuple(chosen), needed=needed)
 
 
-def _refuse(where: Mapping[str, str], what: str) -> None:
-    for name, value in where.items():
-        if value:
-            raise InputError(f"--{name} {value}: {what} has none: leave it out")
-
-
-def _convert(rows, source: str, convert: Callable, *, form: Form, template, bad_rows: str):
+def _convert(
+    rows,
+    source: str,
+    convert: Callable,
+    *,
+    form: Form,
+    template: str | Chat,
+    bad_rows: str,
+    place_of: Callable[[int], str] = "row {}".format,
+):
     """Convert rows; of a data set it reads only the columns of the form: WebGPT's others take gigabytes."""
     if isinstance(rows, datasets.Dataset) and set(form.columns) <= set(rows.column_names):
         used = {*form.columns, *form.optional, *(form.row or ())}
-        rows = rows.select_columns(
-            [column for column in rows.column_names if column in used]
-        ).to_list()
-    return to_preferences(
-        rows, source, bad_rows, replace(form, convert=partial(convert, template=template))
-    )
+        read = [column for column in rows.column_names if column in used]
+        rows = rows.select_columns(read).to_list()
+    form = replace(form, convert=partial(convert, template=template))
+    return to_preferences(rows, source, bad_rows, form, place_of)
 
 
-def _unused(rows: Iterable[dict], form: Form, chats: bool) -> tuple[str, ...]:
+def _unused(rows: Iterable[dict], form: Form, is_written: bool) -> tuple[str, ...]:
     """Return the columns, and the keys of messages, that nothing reads; `system` without a chat template is one."""
     if not form.name:
         return ()
-    used = {*form.columns, *form.optional, *(form.row or ())} - ({"system"} if not chats else set())
+    used = {*form.columns, *form.optional, *(form.row or ())}
+    if not is_written:
+        used -= {"system"}
     names = [str(name) for name in columns_of(rows) if name not in used and str(name).strip()]
-    cells = (row.get(column) for row in islice(rows, FIRST) for column in form.columns)
-    turns = (
-        turn for cell in cells if isinstance(cell, list) for turn in cell if isinstance(turn, dict)
-    )
-    keys = {
-        key
-        for turn in turns
-        for key, value in turn.items()
-        if key not in MESSAGE and value not in (None, [])
-    }
+    read = {*MESSAGE, *(PASSED_ON if is_written else ())}
+    keys: set[str] = set()
+    for turn in _first_messages(rows, form):
+        keys.update(
+            key for key, value in turn.items() if key not in read and value not in (None, [])
+        )
     return (*names, *(f"{key} of messages" for key in sorted(keys)))
 
 
-def _has_chats(rows: Iterable[dict], form: Form) -> bool:
-    """Return whether most rows have messages: one odd row does not decide for all."""
-    first = list(islice(rows, FIRST))
-    chats = sum(
-        any(isinstance(row.get(column), list | dict) for column in form.columns) for row in first
-    )
-    return 2 * chats > len(first)
+def _count_thoughts(rows: Iterable[dict], form: Form) -> int:
+    """Return how many rows have a thought beside a message's content, which only a chat template would write."""
+    if not form.name or not isinstance(rows, list):
+        return 0
+    count = 0
+    for row in rows:
+        turns = _messages_in(row, form)
+        count += any(turn.get(key) for turn in turns for key in THOUGHTS)
+    return count
+
+
+def _first_messages(rows: Iterable[dict], form: Form) -> list[dict]:
+    turns = []
+    for row in islice(rows, FIRST):
+        turns.extend(_messages_in(row, form))
+    return turns
+
+
+def _messages_in(row: Mapping, form: Form) -> list[dict]:
+    turns = []
+    for column in form.columns:
+        cell = row.get(column)
+        if isinstance(cell, list):
+            turns.extend(turn for turn in cell if isinstance(turn, dict))
+    return turns
 
 
 def drop_long_prompts(
@@ -167,102 +226,13 @@ def drop_long_prompts(
 
     Raises `InputError` if no row is left.
     """
-    ids = (row for part in split.iter(1000) for row in encode_prompts(tokenizer, part["prompt"]))
-    kept = [i for i, row in enumerate(ids) if len(row) <= max_tokens]
+    lengths = []
+    for part in split.iter(1000):
+        lengths.extend(len(ids) for ids in encode_prompts(tokenizer, part["prompt"]))
+    kept = [row for row, length in enumerate(lengths) if length <= max_tokens]
     if len(split) and not kept:
         raise InputError(
             f"--max_prompt_length {max_tokens}: all {len(split)} prompts are longer: raise it or cut them"
         )
     dropped = len(split) - len(kept)
     return (split.select(kept) if dropped else split), dropped
-
-
-# Where the rows are
-
-
-def find_rows(
-    dataset: str, columns: str = "", **where: str
-) -> tuple[Iterable[dict], Iterable[dict] | None, list[str]]:
-    """Return the rows of `dataset`, those of its test set or None, and the names of splits that were not asked for."""
-    path = Path(os.path.expanduser(dataset))
-    load = partial(_load, dataset, columns, **where)
-    # os.path takes a name of any length; Path's own methods may raise
-    if dataset and os.path.isdir(path):
-        return load(_load_folder, str(path))
-    is_address = "://" in dataset
-    looks_local = dataset.startswith(("/", ".", "~")) or dataset.lower().endswith(SUFFIXES)
-    if dataset and (is_address or looks_local or os.path.exists(path)):
-        _refuse(
-            {name: value for name, value in where.items() if value != "train"},
-            f"{dataset} is a file and",
-        )
-        files = (
-            [path]
-            if os.path.exists(path)
-            else sorted(glob.glob(str(path), recursive=True)) or [path]
-        )
-        return (
-            rename([*chain(*map(read_file, [dataset] if is_address else files))], columns),
-            None,
-            [],
-        )
-    if dataset.count("/") != 1 or not all(dataset.split("/")):
-        raise InputError(
-            f"--dataset {dataset}: unknown: {did_you_mean(dataset, [*EMBEDDED, *HUB])}{CHOICES}"
-        )
-    return load(datasets.load_dataset, dataset, **(HUB[dataset][1] if dataset in HUB else {}))
-
-
-def _load(
-    dataset: str,
-    names: str,
-    load: Callable,
-    name: str,
-    *,
-    split: str = "",
-    dataset_config: str = "",
-    data_dir: str = "",
-    **arguments,
-):
-    """Return what `find_rows` does; of a split such as train_prefs the test part is test_prefs."""
-    is_folder, train = os.path.isdir(name), split or "train"
-    shown = f"--dataset {dataset}{' (a folder)' * is_folder}"
-    arguments |= {
-        key: value for key, value in (("name", dataset_config), ("data_dir", data_dir)) if value
-    }
-    try:
-        loaded = load(name, **arguments)
-    except InputError:
-        raise
-    except Exception as error:
-        cause = one_line(error.__cause__ or error)  # datasets wraps the cause in a general error
-        fix = (
-            "give one file of it, or name a configuration by --dataset_config"
-            if is_folder
-            else CHOICES
-        )
-        raise InputError(f"{shown}: cannot be loaded ({cause}): {fix}") from None
-    loaded = {"train": loaded} if isinstance(loaded, datasets.Dataset) else loaded
-    if train not in loaded:
-        fix = "name one by --split, or name one of them train"
-        raise InputError(f"{shown}: no split named {train}, found {', '.join(loaded)}: {fix}")
-    tests = [train.replace("train", word) for word in ("test", "validation", "valid")]
-    test = next((part for part in tests if part in loaded and part != train), None)
-    others = [] if split else [part for part in loaded if part not in (train, test)]
-    return *(rename(loaded[part], names) if part else None for part in (train, test)), others
-
-
-def _load_folder(path: str, **arguments) -> Mapping | datasets.Dataset:
-    """Load a folder of files, or what `save_to_disk` wrote.
-
-    Files of text are read like a single one: an error names the line, and cells of CSV stay text, also if they say NA
-    or 007.
-    """
-    if any(
-        os.path.exists(os.path.join(path, name)) for name in ("dataset_dict.json", "state.json")
-    ):
-        return datasets.load_from_disk(path, **arguments)
-    config = datasets.load_dataset_builder(path, **arguments).config
-    if not isinstance(config, CsvConfig | JsonConfig):
-        return datasets.load_dataset(path, **arguments)
-    return {split: [*chain(*map(read_file, files))] for split, files in config.data_files.items()}

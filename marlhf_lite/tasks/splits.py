@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import datasets
 
+from marlhf_lite.tasks.files import FileAccount
 from marlhf_lite.tasks.prompts import prompts_of
 from marlhf_lite.utils.errors import InputError
 
@@ -32,6 +33,13 @@ class Task:
     said: Mapping[str, str | list[dict]] = field(default_factory=dict)
     unused: tuple[str, ...] = ()  # columns that nothing reads
     unused_splits: tuple[str, ...] = ()  # splits not asked for
+    thoughts_dropped: int = (
+        0  # rows whose thoughts nothing writes, because there is no chat template
+    )
+    files: tuple[
+        FileAccount, ...
+    ] = ()  # what lies in the files that were read; none for data of the hub
+    left_out_files: tuple[str, ...] = ()  # files of a folder that were not read
 
     def held_out(self, count: int) -> datasets.Dataset:
         """Return the first `count` test rows with different prompts: a random sample, since rows are in random order.
@@ -98,13 +106,12 @@ def make_task(
         splits = split_rows(rows, seed, **options)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
-    used, sizes = (
-        len(rows) + len(options.get("test") or ()),
-        {part: len(split) for part, split in splits.items()},
-    )
+    used = len(rows) + len(options.get("test") or ())
+    sizes = {part: len(split) for part, split in splits.items()}
     counts = dict(counts or {"read": used, "kept": used})
-    unused = {"beyond_size": counts["kept"] - used, "prompt_in_test": used - sum(sizes.values())}
-    return Task(name, splits, gold, counts | unused | sizes)
+    counts["beyond_size"] = counts["kept"] - used
+    counts["prompt_in_test"] = used - sum(sizes.values())
+    return Task(name, splits, gold, counts | sizes)
 
 
 def draw(rows: Iterable, size: int | None, seed: int) -> list:
@@ -121,7 +128,9 @@ def _key(row: dict) -> str:
 def _sizes(total: int, fractions: Sequence[float], test_fraction: float) -> dict[str, int]:
     """Return the number of rows of each part: they add up to `total`, and only a part with fraction 0 has none."""
     wanted = sum(share > 0 for share in fractions)
-    test = max(min(round(total * test_fraction), total - wanted), 1) if test_fraction else 0
+    test = 0
+    if test_fraction:
+        test = max(min(round(total * test_fraction), total - wanted), 1)
     left = total - test
     if left < wanted:
         fix = f"give at least {wanted + test}, or a higher --size"
@@ -132,13 +141,16 @@ def _sizes(total: int, fractions: Sequence[float], test_fraction: float) -> dict
         part: left * share / sum(fractions)
         for part, share in zip(TRAIN_PARTS, fractions, strict=True)
     }
+    # Round down, and give the rows that are left to the parts with the largest remainders.
     sizes = {part: int(size + 1e-9) for part, size in exact.items()}
     by_remainder = sorted(sizes, key=lambda part: sizes[part] - exact[part])
     for part in by_remainder[: left - sum(sizes.values())]:
         sizes[part] += 1
-    for part in (part for part in sizes if exact[part] and not sizes[part]):
-        sizes[max(sizes, key=sizes.get)] -= 1
-        sizes[part] = 1
+    # A part with a share gets at least one row, from the largest part.
+    for part in sizes:
+        if exact[part] and not sizes[part]:
+            sizes[max(sizes, key=sizes.get)] -= 1
+            sizes[part] = 1
     return sizes | {"test": test}
 
 
@@ -153,13 +165,16 @@ def _divide(keys: Sequence[str], sizes: Mapping[str, int], seed: int) -> dict[st
     if len(groups) < len(free):
         fault = f"{len(keys)} rows have {len(groups)} different prompts, too few for the parts {', '.join(free)}"
         raise InputError(f"{fault}: give at least {len(free)} different prompts")
-    part_of, empty = {}, list(free)
+    part_of: dict[str, str] = {}
+    empty_parts = list(free)
     for done, (key, count) in enumerate(groups):
         # The last groups go to parts that have none yet, so that none stays empty.
-        open_parts = empty if len(groups) - done <= len(empty) else free
+        groups_left = len(groups) - done
+        open_parts = empty_parts if groups_left <= len(empty_parts) else list(free)
         part = max(
             open_parts, key=lambda part: (min(free[part] - count, 0), free[part] / sizes[part])
         )
-        part_of[key], empty = part, [other for other in empty if other != part]
+        part_of[key] = part
         free[part] -= count
+        empty_parts = [other for other in empty_parts if other != part]
     return {part: [index for index in order if part_of[keys[index]] == part] for part in sizes}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from marlhf_lab.corpora import tiny_hh as hh
 from marlhf_lab.corpora import tiny_webgpt as webgpt
-from marlhf_lite.tasks.embedded import STORED
+from marlhf_lite.tasks.embedded import gold_scores_of
 from marlhf_lite.tasks.files import read_file
 from marlhf_lite.tasks.tiny_hh import gold as hh_gold
 from marlhf_lite.utils.shipped import shipped
@@ -53,7 +53,7 @@ def made(task, count, seed=0):
 
 
 def gold(task, prompt, sentences):
-    return STORED[task.name]([prompt], [" " + " ".join(sentences)])[0]
+    return gold_scores_of(task.name)([prompt], [" " + " ".join(sentences)])[0]
 
 
 @both
@@ -68,7 +68,9 @@ def test_the_perfect_answer_scores_1_and_nothing_scores_more(task):
             == 1.0
         )
         assert (
-            STORED[task.name]([one.prompt], [task.answer(rng, one, task.quality.sample(rng))])[0]
+            gold_scores_of(task.name)(
+                [one.prompt], [task.answer(rng, one, task.quality.sample(rng))]
+            )[0]
             <= 1.0
         )
 
@@ -102,9 +104,9 @@ def test_random_answers_score_as_counted(task):
 def test_any_text_is_taken(task, prompt, response):
     row = read_file(shipped(f"{task.name}.jsonl.gz"))[0]
     asked = [prompt, row["prompt"], "Summarise this."]
-    foreign, known, other = STORED[task.name](asked, [response, response, row["chosen"]])
+    foreign, known, other = gold_scores_of(task.name)(asked, [response, response, row["chosen"]])
     assert math.isfinite(foreign) and foreign <= 0 and math.isfinite(known) and other <= 0
-    assert STORED[task.name]([row["prompt"]] * 2, ["", " \n"]) == [0.0, 0.0]
+    assert gold_scores_of(task.name)([row["prompt"]] * 2, ["", " \n"]) == [0.0, 0.0]
 
 
 def test_sources_are_numbered_and_the_citation_has_to_be_right():

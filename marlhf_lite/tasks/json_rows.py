@@ -1,0 +1,142 @@
+"""Read the rows of JSON and JSON lines; keys that stand twice, and values that are nested too deep, are refused."""
+
+import json
+import re
+
+from marlhf_lite.tasks.no_data import refuse_columns
+from marlhf_lite.utils.errors import InputError
+
+DEEPEST = 100  # levels of lists and objects in a row; what writes rows later goes down them one call a level
+
+
+class RepeatedKey(ValueError):
+    """An object has a key twice, of which JSON readers would drop one without a word."""
+
+
+def rows_of_lines(text: str) -> tuple[list, int]:
+    """Return the values of JSON lines, and how many lines are blank. Raises `InputError` that names the line."""
+    rows, blank = [], 0
+    # JSON has no line breaks inside a value, so all three kinds end a line.
+    for number, line in enumerate(split_lines(text), start=1):
+        line = line.strip().lstrip("\ufeff")  # files that were joined may have marks between them
+        if not line:
+            blank += 1
+            continue
+        try:
+            rows.append(_parse(line))
+        except RepeatedKey as error:
+            raise InputError(f"line {number}: {error}") from None
+        except (ValueError, RecursionError) as error:
+            raise InputError(
+                f"line {number}: not JSON ({error}): correct or delete the line"
+            ) from None
+    if len(rows) == 1:
+        refuse_columns(rows[0])
+    return rows, blank
+
+
+def rows_of_value(text: str) -> list:
+    """Return the rows of a list, of `{"data": [...]}`, or of objects one after another.
+
+    Raises `InputError` for an object that holds columns or several lists of rows.
+    """
+    values = _values_in(text)
+    if len(values) > 1 and all(isinstance(value, list) for value in values):
+        raise InputError(
+            "several lists, as of joined files: give the files by a pattern such as 'part-*.json'"
+        )
+    if len(values) > 1:
+        return values
+    value = values[0]
+    if isinstance(value, list):
+        return value
+    refuse_columns(
+        {name: cell for name, cell in value.items() if name != "data"}
+        if _has_rows(value)
+        else value
+    )
+    if _has_rows(value):
+        if others := [
+            name
+            for name, cell in value.items()
+            if name != "data" and isinstance(cell, list) and cell
+        ]:
+            raise InputError(
+                f"lists of rows under data, {', '.join(others)}: write each list as a file of its own"
+            )
+        return value["data"]
+    return [value]
+
+
+def split_lines(text: str) -> list[str]:
+    """Return the lines of a text, without the empty one after a last line break."""
+    lines = re.split(r"\r\n|\n|\r", text)
+    if lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _has_rows(value) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("data"), list)
+
+
+def _values_in(text: str) -> list:
+    """Return the JSON values of a text, which is one value, or several one after another."""
+    decoder = json.JSONDecoder(object_pairs_hook=_object_without_repeats)
+    position, values = _after_space(text, 0), []
+    while position < len(text) or not values:
+        try:
+            value, position = decoder.raw_decode(text, position)
+        except RepeatedKey as error:
+            raise InputError(f"row {len(values) + 1}: {error}" if values else str(error)) from None
+        except (ValueError, RecursionError) as error:
+            raise InputError(
+                f"cannot be read ({type(error).__name__}: {error}): check that it is whole, and its name and path"
+            ) from None
+        values.append(value)
+        position = _after_space(text, position)
+    for value in values:
+        _refuse_deep(value)
+    return values
+
+
+def _after_space(text: str, position: int) -> int:
+    return re.compile(r"[\s\ufeff]*").match(text, position).end()
+
+
+def _parse(line: str):
+    value = json.loads(line, object_pairs_hook=_object_without_repeats)
+    if line.count("[") + line.count("{") > DEEPEST:
+        _refuse_deep(value)
+    return value
+
+
+def _object_without_repeats(pairs: list[tuple]) -> dict:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        shown = json.dumps(made, ensure_ascii=False, default=str)[:60]
+        raise RepeatedKey(
+            f'an object has "{twice}" twice ({shown} ...): rename or delete one of them'
+        )
+    return made
+
+
+def _refuse_deep(value) -> None:
+    """Raise `InputError` for a value with more levels than `DEEPEST`.
+
+    It goes down in a loop, because a function that calls itself would end in a `RecursionError`.
+    """
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > DEEPEST + 1:
+            raise InputError(f"values nested more than {DEEPEST} deep: flatten or leave them out")
+        below = []
+        for item in level:
+            if isinstance(item, dict):
+                below.extend(item.values())
+            elif isinstance(item, list):
+                below.extend(item)
+        level = [item for item in below if isinstance(item, dict | list)]

@@ -1,0 +1,144 @@
+"""Files that are not rows of data, though their names say so: what they look like, and what to type instead.
+
+A new kind is a new line of `LOOKALIKES` (by the first bytes of the file) or of `refuse_columns` (by the parsed value).
+"""
+
+import re
+from dataclasses import dataclass
+
+from marlhf_lite.utils.errors import InputError
+
+HEAD = 4096  # bytes that show what a file is
+JSON = (".jsonl", ".ndjson", ".json")
+LINES = (".jsonl", ".ndjson")
+TABLES = (".csv", ".tsv")
+TEXTS = (*JSON, *TABLES)
+GZIP, BZIP2, XZ = rb"\x1f\x8b", rb"BZh[1-9]1AY&SY", rb"\xfd7zXZ\x00"
+PACKED = {".gz": GZIP, ".bz2": BZIP2, ".xz": XZ}
+RECORDS = 'save it in pandas with to_json(name, orient="records", lines=True)'
+
+
+@dataclass(frozen=True)
+class Lookalike:
+    """A kind of file that people give by mistake."""
+
+    begins: (
+        bytes  # regular expression of how the file begins, after white space and byte order marks
+    )
+    what: str
+    fix: str
+    kinds: tuple[str, ...] = (
+        *TEXTS,
+        ".parquet",
+        *PACKED,
+    )  # the kinds of files that cannot begin like this
+
+
+LOOKALIKES = (
+    # What stands for a file that is stored elsewhere.
+    Lookalike(rb"version https://git-lfs\.", "a Git LFS pointer, not the data", "run git lfs pull"),
+    Lookalike(rb"[./]*(\.git/)?annex/objects/", "a git-annex pointer, not the data", "run git annex get"),
+    Lookalike(rb"# xet version", "a Xet pointer, not the data", "run hf download for this file"),
+    # What a server sends instead of a file.
+    Lookalike(
+        rb"(?i)<(!doctype|html|head|body|title|meta|script|!--)",
+        "a web page, not data",
+        "download the raw file: /resolve/ instead of /blob/ in an address of the hub, the button Raw on GitHub",
+    ),
+    Lookalike(
+        rb"<(\?xml|[A-Za-z][\w:.-]*[\s/>])",
+        "XML, not data",
+        "check the address if a server sent it as an error, or convert it to JSON lines",
+        TEXTS,
+    ),
+    # Other formats under this name.
+    Lookalike(GZIP, "packed by gzip", "end the name with .gz, such as rows.jsonl.gz"),
+    Lookalike(BZIP2, "packed by bzip2", "end the name with .bz2, such as rows.jsonl.bz2"),
+    Lookalike(XZ, "packed by xz", "end the name with .xz, such as rows.jsonl.xz"),
+    Lookalike(rb"\x28\xb5\x2f\xfd", "packed by zstd", "unpack it with zstd -d"),
+    Lookalike(rb"7z\xbc\xaf", "a 7z archive", "unpack it and give the file in it"),
+    Lookalike(rb"Rar!", "a RAR archive", "unpack it and give the file in it"),
+    Lookalike(
+        rb"PK\x03\x04",
+        "a zip archive or an Excel workbook",
+        "unpack it and give the file in it, or save the sheet as .csv",
+    ),
+    Lookalike(rb"\xd0\xcf\x11\xe0", "an Excel workbook", "save the sheet as .csv"),
+    Lookalike(rb"PAR1", "a Parquet file", "end its name with .parquet", TEXTS),
+    Lookalike(
+        rb"ARROW1|\xff\xff\xff\xff",
+        "an Arrow file",
+        "give the folder that save_to_disk wrote, or save it as Parquet",
+    ),
+    Lookalike(
+        rb"\x80[\x02-\x05][\x95c}\]]", "a pickle", "load it where it was made, and save JSON lines"
+    ),
+    Lookalike(rb"SQLite format 3\x00", "an SQLite database", "export the table as .csv"),
+    Lookalike(rb"%PDF-", "a PDF document", "give the rows as .jsonl or .csv"),
+    Lookalike(rb"\x89HDF|\x93NUMPY", "an array file", RECORDS),
+    # Text in another form than the name says.
+    Lookalike(rb"\[", "a list, not an object per line", "name the file .json", LINES),
+    Lookalike(rb"\{[ \t]*\r?\n", "an object over several lines", "name the file .json", LINES),
+    Lookalike(rb"[\[{\s]*\{\s*'", "written by Python's print, not JSON", "write it with json.dumps", TEXTS),
+    Lookalike(rb'\{\s*"', "JSON, not a table", "name the file .jsonl (.json if it is one value)", TABLES),
+    Lookalike(rb"\[\s*[\[{]", "a JSON list, not a table", "name the file .json", TABLES),
+    Lookalike(rb"[^\n]*\|[^\n]*\n[ \t]*\|?[ \t]*:?-{2,}[ \t:|-]*\n", "a Markdown table", "save it as .csv", TEXTS),
+    Lookalike(rb"(---[ \t]*\r?\n|- \"?\w+\"?:)", "YAML", "convert it to JSON lines", TEXTS),
+    Lookalike(rb'"?[A-Za-z][\w ]*"?[ ]*[,;\t|][^\n{]*\n', "a table, not JSON", "name the file .csv", JSON),
+)  # fmt: skip
+
+
+def refuse_lookalike(content: bytes, kind: str) -> None:
+    """Raise `InputError` if a file of this kind, such as `.jsonl` or `.gz`, cannot begin like this content."""
+    head = content[:HEAD]
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    for lookalike in LOOKALIKES:
+        if kind not in lookalike.kinds or lookalike.begins == PACKED.get(kind):
+            continue
+        if re.match(lookalike.begins, head) or re.match(lookalike.begins, start):
+            raise InputError(f"{lookalike.what}: {lookalike.fix}")
+
+
+def refuse_columns(value) -> None:
+    """Raise `InputError` if a JSON object is not a row but holds columns, splits, rows under a name, or an error."""
+    if not isinstance(value, dict) or not value:
+        return
+    cells = list(value.values())
+    if set(value) >= {"columns", "data"} and isinstance(value["columns"], list):
+        raise InputError(f"columns, not rows (pandas' orient split): {RECORDS}")
+    if all(isinstance(cell, dict) for cell in cells):
+        inner = {tuple(cell) for cell in cells}
+        if len(inner) == 1 and len(cells) > 1 and not _is_message(cells[0]):
+            raise InputError(f"columns, not rows (pandas' orient columns or index): {RECORDS}")
+        if len(cells) == 1 and all(str(key).isdigit() for key in cells[0]):
+            raise InputError(f"columns, not rows (pandas' orient columns): {RECORDS}")
+    if all(isinstance(cell, list) for cell in cells):
+        _refuse_lists(value)
+    if set(value) <= {
+        "error",
+        "errors",
+        "message",
+        "detail",
+        "status",
+        "documentation_url",
+        "cause",
+    }:
+        said = " ".join(str(cells[0]).split())[:100]
+        raise InputError(f"a server's message, not data ({said}): check the address")
+
+
+def _refuse_lists(value: dict[str, list]) -> None:
+    """Raise `InputError` for an object of lists, unless it is one row whose cells are messages."""
+    cells = [cell for cell in value.values() if cell]
+    if not cells or all(_is_message(item) for cell in cells for item in cell):
+        return
+    names = ", ".join(value)
+    if all(isinstance(item, dict) for cell in cells for item in cell):
+        fix = "write each list as a file of its own"
+        raise InputError(f"rows under the names {names}, not a list of rows: {fix}")
+    if len({len(cell) for cell in value.values()}) == 1:
+        raise InputError(f"columns, not rows (lists under {names}): {RECORDS}")
+
+
+def _is_message(value) -> bool:
+    return isinstance(value, dict) and bool({"role", "from"} & set(value))
