@@ -1,5 +1,5 @@
-"""Write the head and the foot of every notebook, and the tables of docs/start.md, from course.yaml:
-`python book/course.py`.
+"""Write the head and the foot of every notebook, the headings of the solutions, and the tables of docs/start.md, from
+course.yaml: `python book/course.py`.
 
 The head is the heading, a banner with the place in the course and the times, and, as the last line of the first cell,
 the links to the lesson before and the lesson after; the foot, the last cell, repeats these links.
@@ -35,6 +35,10 @@ class Notebook:
     @property
     def path(self) -> Path:
         return NOTEBOOKS / f"{self.file}.ipynb"
+
+    @property
+    def solutions(self) -> Path:
+        return NOTEBOOKS / "solutions" / f"{self.file}.ipynb"
 
     @property
     def heading(self) -> str:
@@ -115,6 +119,14 @@ def page_of(notebook: Notebook) -> str:
     return json.dumps(page, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
+def solutions_of(notebook: Notebook) -> str:
+    """The file of its solutions as it should be: with the notebook's heading."""
+    page = json.loads(notebook.solutions.read_text(encoding="utf-8"))
+    source = page["cells"][0]["source"]
+    source[0] = f"# {notebook.heading}: solutions\n"
+    return json.dumps(page, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+
+
 def table_of_lessons() -> str:
     rows = ["| lesson | its question | read | optional | run |", "|---|---|---|---|---|"]
     for lesson in LESSONS:
@@ -157,7 +169,11 @@ def pages() -> dict[Path, str]:
     start = START.read_text(encoding="utf-8")
     start = with_block(start, "lessons", "\n" + table_of_lessons() + "\n")
     start = with_block(start, "electives", "\n" + table_of_electives() + "\n")
-    return {START: start} | {notebook.path: page_of(notebook) for notebook in LESSONS + ELECTIVES}
+    written = {START: start}
+    for notebook in LESSONS + ELECTIVES:
+        written[notebook.path] = page_of(notebook)
+        written[notebook.solutions] = solutions_of(notebook)
+    return written
 
 
 if __name__ == "__main__":

@@ -85,14 +85,14 @@ def credit_by_place(shares: Mapping[str, Mapping[str, tuple]]) -> Axes:
     """
     figure, axes = plt.subplots(1, len(shares), figsize=(7.2, 3.2), sharey=True)
     for ax, (title, rows) in zip(axes, shares.items(), strict=True):
-        for (sigma, (expected, mean, error)), marker in zip(rows.items(), "osv^", strict=True):
+        for (sigma, (expected, mean, error)), marker in zip(rows.items(), "osv^D", strict=False):
             colour = method_styles([f"sigma {sigma}"])[f"sigma {sigma}"]["color"]
             ax.plot(range(len(expected)), expected, color=colour)
             look = {"fmt": marker, "color": colour, "markersize": 4, "label": sigma}
             ax.errorbar(range(len(mean)), mean, 1.96 * error, **look)
         ax.set(xlabel="place i in the macro action", title=title, xticks=range(len(mean)))
     axes[0].set_ylabel("share of the credit that is left")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
     return axes[0]
 
 

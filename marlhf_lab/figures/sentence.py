@@ -11,7 +11,6 @@ from marlhf_lite.macro import MacroActions
 from marlhf_lite.plotting.styles import METHODS, SERIES, method_styles
 
 UP, DOWN, BOTH = SERIES[1], SERIES[3], SERIES[0]  # colours of quantities
-SIGMAS = ("equal", "unit", "position", "position_reversed")
 
 
 def value_steps(words: Sequence[str], values: Sequence[float]) -> Axes:
@@ -81,29 +80,40 @@ def changes(words: Sequence[str], ratios: Mapping[str, Sequence[float]], border:
 def pooled_values(
     words: Sequence[str], values: Sequence[float], macro: MacroActions, pooled: Mapping
 ) -> Axes:
-    """Draw the values of single words as dots, and those of their macro actions by each σ as lines.
+    """Draw the values of single words as dots, and those of their macro actions by each σ as lines with their names.
+
+    The lines stand at the exact values. Where they are close to each other, a thin line leads to the name.
 
     Args:
         words, values: [T] of one answer.
         macro: the segmentation; the figure shows the spans of its first answer.
         pooled: {σ: [S] values of its macro actions}.
     """
-    ax = plt.subplots()[1]
+    ax = plt.subplots(figsize=(7.2, 3.6))[1]
     ax.plot(range(len(words)), values, "o", color="0.3", label="value before the word")
-    shifts = np.linspace(-0.012, 0.012, len(pooled))  # lines that coincide show side by side
-    for (sigma, levels), style, shift in zip(
-        pooled.items(), ("-", "--", "-.", ":"), shifts, strict=False
-    ):
-        colour = method_styles([f"sigma {sigma}"])[f"sigma {sigma}"]["color"]
-        for tau, (start, end) in enumerate(macro.spans()[0]):
-            place, label = (start - 0.4, end - 0.6), sigma if tau == 0 else None
-            ax.hlines(
-                levels[tau] + shift, *place, color=colour, linestyle=style, linewidth=2, label=label
-            )
-    ax.set(xlabel="word", ylabel="value")
+    styles = dict(zip(pooled, ("-", "--", "-.", ":", (0, (5, 1))), strict=False))
+    for tau, (start, end) in enumerate(macro.spans()[0]):
+        left, right = start - 0.4, end - 0.75
+        heights = _apart([float(levels[tau]) for levels in pooled.values()], least=0.045)
+        for (sigma, levels), height in zip(pooled.items(), heights, strict=True):
+            level = float(levels[tau])
+            colour = method_styles([f"sigma {sigma}"])[f"sigma {sigma}"]["color"]
+            ax.hlines(level, left, right, color=colour, linestyle=styles[sigma], linewidth=2)
+            ax.plot([right, right + 0.1], [level, height], color=colour, linewidth=0.8)
+            ax.text(right + 0.13, height, sigma, color=colour, va="center", fontsize="small")
+    ax.set(xlabel="word", ylabel="value", xlim=(-0.6, len(words) + 0.6))
     ax.set_xticks(range(len(words)), words)
-    ax.get_figure().legend(loc="outside upper center", ncols=3)
+    ax.legend(loc="upper left")
     return ax
+
+
+def _apart(heights: Sequence[float], least: float) -> list[float]:
+    """The heights, each moved up as little as needed to stand this far above the next lower one."""
+    moved, highest = [0.0] * len(heights), -np.inf
+    for place in np.argsort(heights):
+        highest = max(heights[place], highest + least)
+        moved[place] = highest
+    return moved
 
 
 def ratio_spread(moves: np.ndarray, sizes: Sequence[int], outside: Sequence[float]) -> Axes:
