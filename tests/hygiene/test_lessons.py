@@ -18,8 +18,8 @@ import times  # noqa: E402
 
 ANSWER = r"\n\n<details><summary>Answer</summary>\n\n\S.*?\n</details>$"
 CHECKPOINT = re.compile(r"^\*\*Checkpoint\.\*\* \S.*?" + ANSWER, re.M | re.S)
-# Each answer that one may give is a fold: its line is the answer, in plain text, because JupyterLab and the site render no
-# Markdown there; what it hides is the feedback on it.
+# Each answer that one may give is a fold: its line is the answer, in plain text, because JupyterLab and the site
+# render no Markdown there; what it hides is the feedback on it.
 CHOICE = r"<details><summary>[^<`$\n]+</summary>\n\n(?:(?!</?details>).)+\n</details>"
 QUESTION = re.compile(
     rf"^\*\*Question\.\*\* \S(?:(?!</?details>).)*?\n\n{CHOICE}(?:\n+{CHOICE})+", re.M | re.S
