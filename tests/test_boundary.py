@@ -9,8 +9,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import pytest
 from hygiene.folding import measure
 
+import marlhf_lab
 import marlhf_lite
 
 PACKAGE = Path(marlhf_lite.__file__).parent
@@ -72,11 +74,11 @@ def test_the_catalogue_names_rules_without_their_parsers():
 
 
 @functools.cache
-def module_files() -> dict[str, Path]:
-    """The files of the package by module."""
+def module_files(package: Path = PACKAGE) -> dict[str, Path]:
+    """The files of a package by module."""
     files = {
-        ".".join(file.relative_to(PACKAGE).with_suffix("").parts): file
-        for file in PACKAGE.rglob("*.py")
+        ".".join(file.relative_to(package).with_suffix("").parts): file
+        for file in package.rglob("*.py")
     }
     return {name.removesuffix(".__init__"): file for name, file in files.items()}
 
@@ -88,9 +90,9 @@ def parents(modules: Iterable[str]) -> set[str]:
 
 
 @functools.cache
-def imports(for_types: bool = True) -> list[tuple[str, str, bool]]:
-    """`(module, what it imports of ours, whether inside a function)`, from the files; `for_types` also for types."""
-    modules, found = module_files(), []
+def imports(for_types: bool = True, package: Path = PACKAGE) -> list[tuple[str, str, bool]]:
+    """`(module, what it imports of its package, whether in a function)`, from the files; `for_types` also for types."""
+    modules, found, prefix = module_files(package), [], f"{package.name}."
 
     def read(node: ast.AST, inside: bool) -> Iterator[tuple[str, bool]]:
         for child in ast.iter_child_nodes(node):
@@ -108,10 +110,10 @@ def imports(for_types: bool = True) -> list[tuple[str, str, bool]]:
 
     for module, file in modules.items():
         for path, inside in read(ast.parse(file.read_text(encoding="utf-8")), False):
-            target = path.removeprefix("marlhf_lite.")
+            target = path.removeprefix(prefix)
             while target and target not in modules:  # a name in a module
                 target = target.rpartition(".")[0]
-            if target and path.startswith("marlhf_lite."):
+            if target and path.startswith(prefix):
                 found.append((module, target, inside))
     return found
 
@@ -145,10 +147,13 @@ def test_the_library_never_imports_the_laboratory():
     assert not [name for name, package in found if package.partition(":")[0] == "marlhf_lab"]
 
 
-def test_no_circle():
+@pytest.mark.parametrize(
+    "package", [PACKAGE, Path(marlhf_lab.__file__).parent], ids=lambda p: p.name
+)
+def test_no_circle(package):
     """Not even by imports inside functions, or for types alone."""
     graph: dict[str, set[str]] = {}
-    for module, target, _ in imports():
+    for module, target, _ in imports(package=package):
         graph.setdefault(module, set()).add(target)
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
 

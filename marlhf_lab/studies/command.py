@@ -40,4 +40,11 @@ class StudyCommand(AddedCommand):
 
             print(write_page(STUDIES.parents[2]))
         else:
-            run_study(self)
+            run_study(
+                name=self.name,
+                output_dir=self.output_dir,
+                workers=self.workers,
+                seeds=self.seeds,
+                only=self.only,
+                dry_run=self.dry_run,
+            )

@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 
 from marlhf_lab.studies.could_be_seen import seen
+from marlhf_lab.studies.numbers_in_texts import NUMBER, fill
 from marlhf_lab.studies.results import stored_results
 from marlhf_lab.studies.study import load_study
 from marlhf_lite.utils.shipped import shipped
@@ -14,54 +15,55 @@ from marlhf_lite.utils.tables import interval, markdown
 
 ROWS = Path(str(files("marlhf_lab"))) / "studies" / "register.yaml"
 HEADS = ["study", "seeds", "predicted", "primary outcome, or first question", "could have seen"]
-MEASURED = {  # study without protocol file and seeds -> its primary outcome, from the record
+# Study without protocol file and seeds -> its primary outcome, from its record.
+MEASURED = {
     "gradient_signal": lambda record: record["found"][record["primary"]]["over_PPO"]["MA-PPO"],
     "baseline_signal": lambda record: record["found"][record["primary"]]["contrasts"]["S - M"],
+    "signal_apart": lambda record: record["found"]["SmolLM2"]["contrasts"]["S - M"],
 }
+NOT_YET = "not there yet"
 
 
 def register_table() -> str:
-    """All studies as a Markdown table, each with a link to its table, or to the program that measures it."""
-    from marlhf_lab.studies.result_tables import NUMBER, fill  # it makes this table
-
+    """Return all studies as a Markdown table, each with a link to its table, or to the program that measures it."""
+    rows = yaml.safe_load(ROWS.read_text(encoding="utf-8"))
     lines = []
-    for study, (predicted, outcome) in yaml.safe_load(ROWS.read_text(encoding="utf-8")).items():
+    for study, (predicted, outcome) in rows.items():
         if study in MEASURED:
-            text = outcome.replace(f"{{{study}}}", measured(study).replace("-", "−"))
-            lines.append(
-                [
-                    f"[{study}](../benchmarks/{study}.py)",
-                    "-",
-                    predicted,
-                    text,
-                    "-",
-                ]
-            )
-            continue
-        folder = shipped("results") / study
-        has_runs, runs = (
-            (folder / "table.md").is_file(),
-            stored_results(study) if folder.is_dir() else [],
-        )
-        place = (
-            f"../data/results/{study}/table.md"
-            if has_runs
-            else f"../marlhf_lab/studies/protocols/{study}.yaml"
-        )
-        seeds, planned = len({run["seed"] for run in runs}), len(load_study(study).seeds)
-        count = str(seeds) if seeds == planned else f"{seeds} of {planned}"
-        found = (
-            (fill(outcome, study), seen(study))
-            if has_runs
-            else (NUMBER.sub("not there yet", outcome), "-")
-        )
-        lines.append([f"[{study}]({place})", count, predicted, *found])
+            line = line_of_measurement(study, predicted, outcome)
+        else:
+            line = line_of_study(study, predicted, outcome)
+        lines.append(line)
     return markdown(HEADS, lines)
 
 
+def line_of_measurement(study: str, predicted: str, outcome: str) -> list[str]:
+    """Return the line of a measurement without seeds, whose protocol is the docstring of a program."""
+    value = measured(study).replace("-", "−")
+    text = outcome.replace(f"{{{study}}}", value)
+    return [f"[{study}](../benchmarks/{study}.py)", "-", predicted, text, "-"]
+
+
+def line_of_study(study: str, predicted: str, outcome: str) -> list[str]:
+    """Return the line of a study that has a protocol file. Only stored runs are counted."""
+    folder = shipped("results") / study
+    runs = stored_results(study) if folder.is_dir() else []
+    seeds = len({run["seed"] for run in runs})
+    planned = len(load_study(study).seeds)
+    count = str(seeds) if seeds == planned else f"{seeds} of {planned}"
+    if (folder / "table.md").is_file():
+        link = f"[{study}](../data/results/{study}/table.md)"
+        return [link, count, predicted, fill(outcome, study), seen(study)]
+    link = f"[{study}](../marlhf_lab/studies/protocols/{study}.yaml)"
+    return [link, count, predicted, NUMBER.sub(NOT_YET, outcome), "-"]
+
+
 def measured(study: str) -> str:
-    """The primary outcome of a measurement; "not there yet" without its record."""
+    """Return the primary outcome of a measurement; `NOT_YET` without a record, or if its record is not complete."""
     path = shipped(f"results/benchmark_{study}.json")
     if not path.is_file():
-        return "not there yet"
-    return interval(MEASURED[study](json.loads(path.read_text(encoding="utf-8"))), ".2f")
+        return NOT_YET
+    record = json.loads(path.read_text(encoding="utf-8"))
+    if not record["complete"]:  # nobody looks at an outcome before all of it is there
+        return NOT_YET
+    return interval(MEASURED[study](record), ".2f")

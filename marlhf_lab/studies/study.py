@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, fields
 from importlib.resources import files
@@ -22,7 +22,6 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from marlhf_lab.studies.command import StudyCommand
 from marlhf_lab.studies.former import with_todays_names
 from marlhf_lab.studies.results import (
     JOINED,
@@ -432,49 +431,64 @@ def check_committed(path: Path) -> None:
     )
 
 
-def run_study(options: StudyCommand) -> None:
-    """Run what has no result yet, then write table and figures. Raises `InputError` if a run failed."""
-    study = load_study(options.name)
-    seeds = _numbers(options.seeds)
-    runs = plan(study, seeds, [name.strip() for name in options.only.split(",") if name.strip()])
-    results, work = (
-        Path(options.output_dir or f"data/results/{study.name}"),
-        Path("runs") / f"study-{study.name}",
-    )
-    # other results go into the table, too
-    of_table = plan(study, [*dict.fromkeys([*study.seeds, *seeds])])
+def run_study(
+    name: str,
+    output_dir: str = "",
+    workers: int = 0,
+    seeds: str = "",
+    only: str = "",
+    dry_run: bool = False,
+) -> None:
+    """Run what has no result yet, then write table and figures. The parameters are options of `marlhf study`.
+
+    Raises `InputError` for a faulty protocol or option, before anything runs, and if a run failed.
+    """
+    study = load_study(name)
+    asked_seeds = _numbers(seeds)
+    asked_methods = [method.strip() for method in only.split(",") if method.strip()]
+    runs = plan(study, asked_seeds, asked_methods)
+    results = Path(output_dir or f"data/results/{study.name}")
+    # The table has all seeds that are complete, also those that this call does not run.
+    of_table = plan(study, [*dict.fromkeys([*study.seeds, *asked_seeds])])
     stored = read_results(results)
-    changed = {
-        run.name: changed_option(run, stored[run.name]) for run in of_table if run.name in stored
-    }
-    if options.dry_run:
+    changed = {}
+    for run in of_table:
+        if run.name in stored:
+            changed[run.name] = changed_option(run, stored[run.name])
+    if dry_run:
         print(_listing(runs, stored, changed))
         return
-    for name, what in changed.items():
-        if what:
-            own = Path(f"{results / name}{RESULT}")
-            place = own if own.is_file() else f"{results / JOINED}: {name}"
-            raise InputError(
-                f"{place}: {what}: delete it, or give another folder with --output_dir"
-            )
-    figures = results / "figures" if options.output_dir else Path("figures") / study.name
-    for what, folder in {
-        "--output_dir": results,
-        "runs of the study:": work,
-        "figures:": figures,
-    }.items():
-        check_writable(what, folder)
+    refuse_changed_results(changed, results)
+    work = Path("runs") / f"study-{study.name}"
+    figures = results / "figures" if output_dir else Path("figures") / study.name
+    check_writable("--output_dir", results)
+    check_writable("runs of the study:", work)
+    check_writable("figures:", figures)
     todo = [run for run in runs if run.name not in stored]
     if todo:
-        check_committed(protocol_file(options.name))
+        check_committed(protocol_file(name))
     print(f"study {study.name}: {len(runs)} runs, {len(runs) - len(todo)} done already")
-    failures = _run_all(study, todo, work, results, options.workers) if todo else []
-    _report(study, of_table, seeds or study.seeds, results, figures)
+    failures = _run_all(study, todo, work, results, workers) if todo else []
+    _report(study, of_table, asked_seeds or study.seeds, results, figures)
     if failures:
         print(*failures, sep="\n\n")
         raise InputError(
             f"{len(failures)} of {len(todo)} runs failed, see above: start the study again to continue"
         )
+
+
+def refuse_changed_results(changed: Mapping[str, str], results: Path) -> None:
+    """Raise `InputError` if a stored result was made with other options than the protocol has now.
+
+    `changed`: name of a run -> the option that differs; empty if none does.
+    """
+    for name, what in changed.items():
+        if what:
+            own_file = Path(f"{results / name}{RESULT}")
+            place = own_file if own_file.is_file() else f"{results / JOINED}: {name}"
+            raise InputError(
+                f"{place}: {what}: delete it, or give another folder with --output_dir"
+            )
 
 
 def _numbers(seeds: str) -> list[int]:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from scipy import stats
 
-from marlhf_lab.studies import mean_reward, result_tables
+from marlhf_lab.studies import mean_reward, numbers_in_texts
 from marlhf_lab.studies.contrasts import ratio_of_updates
 from marlhf_lab.studies.could_be_seen import seen
 from marlhf_lab.studies.mean_reward import (
@@ -151,15 +151,15 @@ def test_report(results, tmp_path, monkeypatch):
     names = {path.stem for path in (tmp_path / "figures").iterdir()}
     assert names == {"learning_curves", "differences", "score_over_kl"}
     # Its cells in docs/results.md: nothing of six seeds where seven are planned.
-    monkeypatch.setattr(result_tables, "shipped", lambda name: tmp_path.parent)
+    monkeypatch.setattr(numbers_in_texts, "shipped", lambda name: tmp_path.parent)
     names = "contrast|MA-PPO - PPO|+.3f mean|PPO|KL|.1f mean|PPO|KL at the end|.1f"
     row = " | ".join("{" + name + "}" for name in re.split(r" (?=contrast|mean\|)", names))
     value = summary["contrasts"]["MA-PPO - PPO"]
     for seeds, cells in ((7, "- | - | -"), (6, f"{interval(value, '+.3f')} | 0.4 | 0.3")):
         planned = replace(study, seeds=list(range(seeds)))
-        monkeypatch.setattr(result_tables, "load_study", lambda name, planned=planned: planned)
-        result_tables._mean_rewards.cache_clear()
-        assert result_tables.fill(row, tmp_path.name) == cells
+        monkeypatch.setattr(numbers_in_texts, "load_study", lambda name, planned=planned: planned)
+        numbers_in_texts._mean_rewards.cache_clear()
+        assert numbers_in_texts.fill(row, tmp_path.name) == cells
 
 
 def test_a_report_of_one_seed_shows_differences_without_intervals(results, tmp_path, monkeypatch):

@@ -29,7 +29,7 @@ from marlhf_lab.studies.results import (
     stored_results,
     write_result,
 )
-from marlhf_lab.studies.study import STUDIES, Commands, changed_option, load_study, plan, run_study
+from marlhf_lab.studies.study import STUDIES, Commands, changed_option, load_study, plan
 from marlhf_lite.cli import main
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.utils.errors import InputError
@@ -235,9 +235,9 @@ def test_a_threshold_may_be_a_whole_number(small):
 
 
 def test_faulty_options():
-    fails(lambda: run_study(StudyCommand(name="mian")), "--name mian")
-    fails(lambda: run_study(StudyCommand(only="PPO,PPP")), "--only PPP")
-    fails(lambda: run_study(StudyCommand(seeds="1,x")), "--seeds 1,x")
+    fails(lambda: StudyCommand(name="mian").run(), "--name mian")
+    fails(lambda: StudyCommand(only="PPO,PPP").run(), "--only PPP")
+    fails(lambda: StudyCommand(seeds="1,x").run(), "--seeds 1,x")
 
 
 def test_a_study_of_the_project_starts_from_a_committed_protocol(
@@ -280,10 +280,10 @@ def test_what_is_done_is_not_done_again(small, tmp_path, capsys, monkeypatch):
     results = tmp_path / "results"
     fill(name, results)
     (results / "PPO-seed0.json.gz").write_text('{"method": "PP')
-    fails(lambda: run_study(options(name, tmp_path)), "PPO-seed0.json.gz: damaged")
+    fails(lambda: options(name, tmp_path).run(), "PPO-seed0.json.gz: damaged")
     fill(name, results)
     before = {path.name: path.stat().st_mtime_ns for path in results.iterdir()}
-    run_study(options(name, tmp_path))
+    options(name, tmp_path).run()
     assert "5 runs, 5 done already" in capsys.readouterr().out
     after = {path.name: path.stat().st_mtime_ns for path in results.iterdir()}
     assert before.items() <= after.items() and set(after) - set(before) == {
@@ -299,7 +299,7 @@ def test_a_complete_study_is_one_file_that_says_the_same(small, tmp_path, capsys
     name, results = small(seeds=[0, 1]), tmp_path / "results"
     fill(name, results, [0, 1])
     size = sum(path.stat().st_size for path in results.iterdir())
-    run_study(options(name, tmp_path))
+    options(name, tmp_path).run()
     before, tables = (
         read_results(results),
         [(results / x).read_bytes() for x in ("table.md", "summary.json")],
@@ -315,17 +315,17 @@ def test_a_complete_study_is_one_file_that_says_the_same(small, tmp_path, capsys
     assert read_results(results) == before and [*read_results(results)] == [*before]
     assert (results / JOINED).stat().st_size < size / 2
     capsys.readouterr()
-    run_study(options(name, tmp_path))
+    options(name, tmp_path).run()
     assert "10 runs, 10 done already" in capsys.readouterr().out
     assert [(results / x).read_bytes() for x in ("table.md", "summary.json")] == tables
     changed = small(
         seeds=[0, 1], methods=METHODS | {"PPO": {"command": "ppo", "options": {"n": 3}}}
     )
-    fails(lambda: run_study(options(changed, tmp_path)), f"{JOINED}: PPO-seed0: n was 1, now 3")
+    fails(lambda: options(changed, tmp_path).run(), f"{JOINED}: PPO-seed0: n was 1, now 3")
     fill(name, results, [1], seconds_total=7)  # a run that was done again; its own file wins
     assert [result.get("seconds_total") for result in read_results(results).values()].count(7) == 5
     (results / JOINED).write_bytes(b"no archive")
-    fails(lambda: run_study(options(name, tmp_path)), f"{JOINED}: damaged")
+    fails(lambda: options(name, tmp_path).run(), f"{JOINED}: damaged")
 
 
 def test_a_table_has_all_complete_seeds_whichever_are_asked_for(
@@ -338,7 +338,7 @@ def test_a_table_has_all_complete_seeds_whichever_are_asked_for(
     (results / f"DPO-seed1{RESULT}").unlink()  # incomplete
     for asked, filled, shown in (("0", [0], [0]), ("7", [2, 7], [0, 2, 7]), ("2", [2], [0, 2])):
         fill(name, results, filled)
-        run_study(options(name, tmp_path, seeds=asked))
+        options(name, tmp_path, seeds=asked).run()
         assert f"seeds: {', '.join(map(str, shown))}\n" in capsys.readouterr().out
         summary = json.loads((results / "summary.json").read_text(encoding="utf-8"))
         assert [row["seeds"] for row in summary["methods"]] == [shown] * 5
@@ -347,7 +347,7 @@ def test_a_table_has_all_complete_seeds_whichever_are_asked_for(
         seeds=[0, 1, 2, 3], methods=METHODS | {"PPO": {"command": "ppo", "options": {"n": 3}}}
     )
     fails(
-        lambda: run_study(options(changed, tmp_path, seeds="4", only="SFT")),
+        lambda: options(changed, tmp_path, seeds="4", only="SFT").run(),
         "PPO-seed0.json.gz: n was 1, now 3",
     )
     assert (results / "table.md").read_bytes() == before
@@ -361,11 +361,11 @@ def test_a_changed_option_is_shown_and_refused_and_nothing_runs(
     (tmp_path / "results" / "DPO-seed0.json.gz").unlink()
     methods = METHODS | {"PPO": {"command": "ppo", "options": {"n": 3}}}
     changed = small(methods=methods, shared=SMALL | {"save_total_limit": 1})
-    run_study(options(changed, tmp_path, dry_run=True))
+    options(changed, tmp_path, dry_run=True).run()
     *lines, last = capsys.readouterr().out.splitlines()
     states = [line.split(maxsplit=2)[2] for line in lines]
     assert sorted(states) == ["done"] * 3 + ["n was 1, now 3", "to do"] and last == "5 runs, 3 done"
-    fails(lambda: run_study(options(changed, tmp_path)), "PPO-seed0.json.gz: n was 1, now 3")
+    fails(lambda: options(changed, tmp_path).run(), "PPO-seed0.json.gz: n was 1, now 3")
     assert not (tmp_path / "runs").exists()
 
 
@@ -458,7 +458,7 @@ def test_a_study_runs_once_at_a_time(small, tmp_path, monkeypatch):
     with RunLock() as lock:
         lock.take(Path("runs/study-small"))
         fails(
-            lambda: run_study(options(small(), tmp_path)),
+            lambda: options(small(), tmp_path).run(),
             "runs/study-small: another process works in it",
         )
 
@@ -468,7 +468,7 @@ def test_folders_of_a_study_are_tried_before_it_runs(small, tmp_path, monkeypatc
     name, file = small(), tmp_path / "file"
     file.touch()
     fails(
-        lambda: run_study(StudyCommand(name=name, output_dir=f"{file}/results")),
+        lambda: StudyCommand(name=name, output_dir=f"{file}/results").run(),
         f"--output_dir {file}/results: cannot",
     )
     for folder, what in (
@@ -477,11 +477,11 @@ def test_folders_of_a_study_are_tried_before_it_runs(small, tmp_path, monkeypatc
     ):
         file.rename(folder)
         fails(
-            lambda: run_study(StudyCommand(name=name)),
+            lambda: StudyCommand(name=name).run(),
             f"{what}: cannot be made ({folder} is a file)",
         )
         Path(folder).rename(file)
-    run_study(StudyCommand(name=name, output_dir=f"{file}/results", dry_run=True))
+    StudyCommand(name=name, output_dir=f"{file}/results", dry_run=True).run()
 
 
 def test_a_run_that_cannot_be_written_says_why(small, tmp_path, monkeypatch, capsys):
@@ -491,7 +491,7 @@ def test_a_run_that_cannot_be_written_says_why(small, tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(study_module, "make_start", lambda *places: None)
     monkeypatch.setattr(study_module, "make_result", full)
-    fails(lambda: run_study(options(small(), tmp_path, workers=1)), "5 of 5 runs failed")
+    fails(lambda: options(small(), tmp_path, workers=1).run(), "5 of 5 runs failed")
     assert (
         "PPO-seed0.json.gz: not written or read (No space left on device): free"
         in capsys.readouterr().out
@@ -508,7 +508,7 @@ def test_a_seed_is_finished_before_the_next_begins(small, tmp_path, monkeypatch)
     monkeypatch.setattr(
         study_module, "make_result", lambda study, run, *places: done.append((run.method, run.seed))
     )
-    run_study(options(small(seeds=[3, 1, 2]), tmp_path, workers=1))
+    options(small(seeds=[3, 1, 2]), tmp_path, workers=1).run()
     of_seed = {seed: [(method, seed) for method in sorted(METHODS)] for seed in (3, 1, 2)}
     assert done == [("start", 3), ("start", 1), *of_seed[3], ("start", 2), *of_seed[1], *of_seed[2]]
 
@@ -535,7 +535,7 @@ def place(tiny, tmp_path_factory):
         patch.setattr(Commands, "run", run_here)
         patch.chdir(folder)
         with pytest.raises(InputError, match="1 of 6 runs"):
-            run_study(StudyCommand(name="small.yaml", output_dir="results", workers=1))
+            StudyCommand(name="small.yaml", output_dir="results", workers=1).run()
     return folder, shown.getvalue()
 
 
@@ -620,8 +620,8 @@ def test_prompts_alone_are_scored_by_one_s_own_function(tiny, tmp_path, monkeypa
         methods={k: METHODS[k] for k in ("SFT", "PPO")},
         shared=shared,
     )
-    run_study(options(name, tmp_path, dry_run=True))
-    run_study(options(name, tmp_path, workers=1))
+    options(name, tmp_path, dry_run=True).run()
+    options(name, tmp_path, workers=1).run()
     assert "2 runs, 0 done\n" in capsys.readouterr().out and not list(tmp_path.glob("runs/**/rm"))
     # the study is complete
     assert {path.name for path in (tmp_path / "results").glob("*.gz")} == {JOINED}
@@ -644,7 +644,7 @@ def test_a_run_that_was_stopped_resumes(place, tmp_path, monkeypatch):
         (run / "training/ppo/checkpoints/update-000002.pt").unlink()
         shutil.rmtree(run / "training/ppo/policy")
         Path("results/PPO-seed0.json.gz").unlink()
-        run_study(StudyCommand(name="small.yaml", output_dir="results", only="PPO", workers=1))
+        StudyCommand(name="small.yaml", output_dir="results", only="PPO", workers=1).run()
         first = [
             row["seconds"]
             for result in (read(place[0]), read(Path()))

@@ -19,7 +19,7 @@ from marlhf_lab.studies.results import (
     study_table,
     t_quantile,
 )
-from marlhf_lab.studies.study import Study, load_study, run_study
+from marlhf_lab.studies.study import Study, load_study
 from marlhf_lite.utils.shipped import shipped
 from marlhf_lite.utils.tables import interval
 
@@ -203,7 +203,7 @@ def test_stored_summaries_come_out_again_from_results_of_the_protocol(name, caps
         load_study(name),
         json.loads(shipped(f"results/{name}/summary.json").read_text(encoding="utf-8")),
     )
-    run_study(StudyCommand(name=name, output_dir=str(shipped(f"results/{name}")), dry_run=True))
+    StudyCommand(name=name, output_dir=str(shipped(f"results/{name}")), dry_run=True).run()
     *lines, _ = capsys.readouterr().out.splitlines()
     # none of an option that changed
     assert lines and all(line.endswith((" done", " to do")) for line in lines)

@@ -11,7 +11,6 @@ from conftest import ready
 from marlhf_lab.corpora.tiny_code import make_problem, write, write_with_bug
 from marlhf_lab.studies.command import StudyCommand
 from marlhf_lab.studies.results import read_results
-from marlhf_lab.studies.study import run_study
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import ProgramConfig
 from marlhf_lite.evaluation.pass_at_k import pass_at_k
@@ -174,7 +173,7 @@ def test_a_study_with_unit_tests_needs_no_reward_model(tmp_path, monkeypatch, ca
     ready("monty")
     monkeypatch.chdir(tmp_path)
     Path("small.yaml").write_text(yaml.safe_dump(STUDY))
-    run_study(StudyCommand(name="small.yaml", output_dir="results", workers=1))
+    StudyCommand(name="small.yaml", output_dir="results", workers=1).run()
     assert not list(tmp_path.glob("runs/**/rm"))
     result = read_results(Path("results"))["PPO-seed0"]
     (row,) = result["curve"]
