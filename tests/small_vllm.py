@@ -6,6 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import torch
+from transformers import AutoModelForCausalLM
 
 from marlhf_lite.evaluation.sampling import SeededSampling, uniform_numbers
 from marlhf_lite.models.actor_critic import PolicyModel
@@ -18,14 +19,17 @@ class SmallVLLM(ThreadingHTTPServer):
 
     Faults: `script` holds statuses for the next requests (0 breaks the connection, None is no fault), `loses` is the
     number of loads whose answer is lost, `sees` the folder in which a server on another machine finds adapters, `stale`
-    answers with the first adapter that ever came, `forgets` loads none, `spoil` changes an answer (bytes are sent as
-    they are), `listed` makes the list of models, `ends_after` breaks connections after so many answers, `hangs_after`
-    takes requests and answers none any more, `well` is what it says of itself from then on.
+    answers with the first adapter that ever came, `forgets` loads none, and no weights, `tied` keeps the old head,
+    `headless` refuses weights with a head of their own, `spoil` changes an answer (bytes are sent as they are),
+    `listed` makes the list of models, `ends_after` breaks connections after so many answers, `hangs_after` takes
+    requests and answers none any more, `well` is what it says of itself from then on.
     """
 
     daemon_threads = True
 
-    def __init__(self, base, tokenizer, port=0, max_rank=16, max_length=256, lora=True, sees="/"):
+    def __init__(
+        self, base, tokenizer, port=0, max_rank=16, max_length=256, lora=True, sees="/", dev=True
+    ):
         super().__init__(("127.0.0.1", port), Handler)
         self.base, self.tokenizer, self.max_rank, self.max_length = (
             base,
@@ -36,6 +40,10 @@ class SmallVLLM(ThreadingHTTPServer):
         self.routes = {"completions": self.complete}
         if lora:  # a server that was started without LoRA has no such routes
             self.routes |= {"load_lora_adapter": self.load, "unload_lora_adapter": self.unload}
+        if dev:
+            self.routes |= {"collective_rpc": self.reload}
+            self.routes |= {"reset_prefix_cache": lambda body: (200, {})}
+        self.weights, self.tied, self.headless = None, False, False
         self.sees, self.adapters, self.first, self.requests, self.script = (
             Path(sees),
             {},
@@ -76,6 +84,21 @@ class SmallVLLM(ThreadingHTTPServer):
             self.first = self.first or self.adapters[name]
         return 200, "Success"
 
+    def reload(self, body):
+        folder = Path(body["kwargs"]["weights_path"])
+        if not folder.is_relative_to(self.sees) or not (folder / "model.safetensors").is_file():
+            return 500, f"Cannot find any model weights with `{folder}`"
+        with torch.random.fork_rng(devices=[]):
+            model = AutoModelForCausalLM.from_pretrained(folder)
+        if self.headless and not model.config.tie_word_embeddings:
+            return 500, "There is no module or parameter named 'lm_head' in Gemma2ForCausalLM."
+        assert self.headless or not model.config.tie_word_embeddings
+        if self.tied:
+            model.lm_head.weight.data.copy_(self.base.get_output_embeddings().weight)
+        if not self.forgets or self.weights is None:
+            self.weights = PolicyModel((self.base if self.forgets else model).eval())
+        return 200, {"results": [None]}
+
     def unload(self, body):
         return (
             (200, "Success")
@@ -86,11 +109,14 @@ class SmallVLLM(ThreadingHTTPServer):
     @torch.no_grad()
     def complete(self, body):
         ids, limit = torch.tensor([body["prompt"]]), body["max_tokens"]
-        if body["model"] not in self.adapters:
+        policies = dict(self.adapters)
+        if self.weights:
+            policies["base"] = self.weights
+        if body["model"] not in policies:
             return 404, f"The model `{body['model']}` does not exist."
         if ids.shape[1] + limit > self.max_length:
             return 400, f"This model's maximum context length is {self.max_length} tokens."
-        policy = self.first if self.stale else self.adapters[body["model"]]
+        policy = self.first if self.stale else policies[body["model"]]
         policy.model.generation_config.eos_token_id = body["stop_token_ids"]
         shape = (limit, body["temperature"], body["top_k"], body["top_p"], body["min_tokens"])
         # no global random state
@@ -121,6 +147,7 @@ class Handler(BaseHTTPRequestHandler):
         )
         route = self.path.removeprefix("/v1").strip("/")
         name = body.get("lora_name") or body.get("model", "")
+        name = name or body.get("kwargs", {}).get("weights_path", "")
         with server.lock:
             server.requests.append((route, name, body))
             done = len(server.names("completions"))

@@ -211,9 +211,11 @@ def test_few_pairs_without_a_verdict_end_not_well_and_show_why(endpoint, tmp_pat
         str(tmp_path / "judging"),
     ]
     endpoint.decide = lambda *_: "A!"
-    for _ in range(2):  # the second time nothing is asked
+    for asked in (True, False):  # the second time nothing is asked
         assert main(["judge", *words]) == 2
         shown = capfd.readouterr()
+        announced = re.search(r"^m-1: 3 requests, about \d+ tokens and at most 1200", shown.out)
+        assert bool(announced) == asked
         assert "3 malformed" in shown.out and "malformed: A!" in shown.out
         assert "3 of 3 pairs have no verdict: take" in shown.err
     assert len(endpoint.requests) == 3

@@ -324,8 +324,13 @@ def test_what_stands_around_a_verdict_is_left_out(form):
     assert (answer.winner, answer.scores, answer.raw) == ("B", GOOD["scores"], text)
 
 
-def test_winners_in_any_case():
-    for word, winner in {"a": "A", " b ": "B", "Tie": "tie", "TIE": "tie"}.items():
+def test_winners_and_scores_as_judges_write_them():
+    words = {"a": "A", " b ": "B", "Tie": "tie", "TIE": "tie", "**A**": "A", "Response B": "B"}
+    words |= {"Answer A.": "A", "summary_b": "B", "draw": "tie", "'neither'": "tie"}
+    for score in ("7", "7/10", " 7 / 10", 7.0):
+        answer = parse_judgment(scored(fluency=score), CRITERIA["tldr"])
+        assert answer.scores["A"]["fluency"] == 7
+    for word, winner in words.items():
         assert parse_judgment(changed(winner=word), CRITERIA["tldr"]).winner == winner
 
 
@@ -334,7 +339,7 @@ MALFORMED = [
     changed(winner="a tie"), changed(winner="Response C"), changed(winner="AB"), changed(winner=""),
     "", "B", "null", "[]", "The winner is B.", json.dumps(GOOD)[:-1], json.dumps(GOOD) * 2,
     QUOTED + json.dumps(GOOD), QUOTED + json.dumps(GOOD)[:-1], QUOTED + changed(winner="C"), "<think>" + QUOTED,
-    changed(winner="A or B"), changed(winner=None), changed(winner=["A"]), changed(more=1), scored(fluency="7"),
+    changed(winner="A or B"), changed(winner=None), changed(winner=["A"]), changed(more=1), scored(fluency="7/5"),
     changed(scores={}), changed(scores=[SIDE, SIDE]), changed(scores={"A": SIDE}), scored(fluency=0),
     scored(fluency=11), scored(fluency="good"), scored(fluency="0"), scored(fluency="9/5"), scored(fluency="nan"),
     scored(fluency=True), scored(length=5), scored(fluency=float("nan")),

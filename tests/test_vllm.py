@@ -1,7 +1,6 @@
-"""examples/vllm_sampler.py: against a small server on loopback, and against a real one that MARLHF_VLLM_URL names."""
+"""`--sampler vllm`: against a small server on loopback, and against a real one that MARLHF_VLLM_URL names."""
 
 import dataclasses
-import importlib
 import json
 import math
 import os
@@ -21,7 +20,13 @@ from transformers import set_seed
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.experiments.samplers import OwnSampler
-from marlhf_lite.models.loading import build_models, load_base, load_tokenizer, new_policy
+from marlhf_lite.models.loading import (
+    build_models,
+    load_base,
+    load_tokenizer,
+    new_policy,
+    new_reward_model,
+)
 from marlhf_lite.training.rollout import Sampling, generate
 from marlhf_lite.training.sampler_checks import SAMPLED_TOLERANCE, check_sampled
 from marlhf_lite.utils.errors import InputError
@@ -32,20 +37,20 @@ pytest.importorskip("openai")
 
 from small_vllm import SmallVLLM
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
-NAME = "vllm_sampler:Servers"
+from marlhf_lite.extras import vllm as vllm_servers
+
+NAME = "vllm"
 HOW = {"policy_learning_rate": 0.05, "warmup_updates": 0}
 
 
 @pytest.fixture(autouse=True)
 def vllm(monkeypatch, tmp_path):
-    """The example, as from the folder of its file; adapters go to a folder of the test."""
+    """The module; adapters go to a folder of the test."""
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
-    monkeypatch.syspath_prepend(EXAMPLES)
     (tmp_path / "adapters").mkdir()
     monkeypatch.setenv("VLLM_FOLDER", str(tmp_path / "adapters"))
-    return importlib.import_module("vllm_sampler")
+    return vllm_servers
 
 
 @pytest.fixture
@@ -516,25 +521,128 @@ def test_addresses_that_are_none(monkeypatch, url, parts):
     )
 
 
-def test_servers_take_adapters_only(serve, ask, tiny, pairs, tmp_path, capsys):
-    ask(serve())
-    options = (
-        f"--sampler {NAME} --finetune full --max_response_length 24 --output_dir {tmp_path}/run"
-    )
-    assert main(f"run --model {tiny.model} --dataset {pairs} {options}".split()) == 2
-    shown = capsys.readouterr().err
-    assert (
-        f"--sampler {NAME}: servers take adapters: use --finetune lora" in shown
-        and not (tmp_path / "run").exists()
-    )
-
-
 def test_a_trial_names_the_one_server_of_two_that_has_another_model(serve, make, tiny, tokenizer):
     servers = serve(), serve(base=other_base(tiny))
     trainer = make(*servers)
     sampling = dataclasses.replace(trainer.sampling, names=("trial",))
     line = f"{servers[1].url}/v1/: the log-probabilities are"
     fails(lambda: trainer.sampler.try_out(trainer.models.policy, tokenizer, ["a"], sampling), line)
+
+
+# All weights
+
+
+@pytest.fixture
+def full(tiny, full_models, tokenizer, ask, vllm, monkeypatch):
+    """A function that makes a trainer of all weights whose responses come from these servers."""
+
+    def trainer(*servers, **changes):
+        ask(*servers)
+        monkeypatch.setattr(vllm, "RETRIES", 1)
+        base = load_base(dataclasses.replace(tiny, finetune="full"))
+        models = build_models(base, *full_models)
+        rates = {"policy_learning_rate": 1e-3, "warmup_updates": 0}
+        return build(models, tokenizer, sampler=OwnSampler(NAME), **rates | changes)
+
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def full_models(tiny, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("full")
+    options = dataclasses.replace(tiny, finetune="full")
+    nudge(new_policy(load_base(options), options), 1, 0.02).save_pretrained(folder / "sft")
+    reward_model = new_reward_model(load_base(options), folder / "sft")
+    nudge(reward_model, 2, 0.02).save_pretrained(folder / "rm")
+    return folder / "sft", folder / "rm"
+
+
+def try_out(trainer, tokenizer):
+    sampling = dataclasses.replace(trainer.sampling, names=("trial",))
+    trainer.sampler.try_out(trainer.models.policy, tokenizer, ["a"], sampling)
+
+
+def test_every_server_takes_all_weights_of_every_update(serve, full, tmp_path):
+    servers = serve(), serve()
+    rows = full(*servers).train()
+    assert len(rows) == 3 and max(row["sampler_difference"] for row in rows) < 1e-5
+    for server in servers:
+        places = server.names("collective_rpc")
+        assert len(set(places)) == len(places) == 3  # a new name for every update
+        assert len(server.names("reset_prefix_cache")) == 3
+        assert len(server.names("completions")) == 6
+    assert not list(tmp_path.glob("adapters/*"))
+
+
+def test_a_server_whose_model_has_no_head_of_its_own_gets_weights_without_one(
+    serve, full, tokenizer
+):
+    """It refuses the first folder, with its repetition, and no other; a run that tries it out first knows."""
+    server = serve()
+    server.headless = True
+    trainer = full(server)
+    try_out(trainer, tokenizer)
+    assert len(server.names("collective_rpc")) == 3
+    rows = trainer.train()
+    assert len(rows) == 3 and max(row["sampler_difference"] for row in rows) < 1e-5
+    assert len(server.names("collective_rpc")) == 6
+
+
+def test_a_server_that_keeps_old_weights_ends_the_run_before_a_step(serve, full):
+    server = serve()
+    trainer = full(server)
+    plain = trainer.optimizer_step
+
+    def forgetful(*args):
+        row = plain(*args)
+        server.routes["collective_rpc"] = lambda body: (200, {"results": [None]})
+        return row
+
+    trainer.optimizer_step = forgetful
+    fails(trainer.train, "--sampler vllm: ", "nats a token from the policy's")
+    assert len(trainer.history) == 1
+
+
+FAULTS_OF_WEIGHTS = {
+    "development mode off": ({"dev": False}, {}, ["reloads no weights", "VLLM_SERVER_DEV_MODE=1"]),
+    "tied": ({}, {"tied": True}, ["nats a token", "keeps old weights"]),
+    "old weights": ({}, {"forgets": True}, ["nats a token", "keeps old weights"]),
+    "folder": ({"sees": "/nowhere"}, {}, ["does not reload", "it must see this folder"]),
+}
+
+
+@pytest.mark.parametrize(
+    ("server", "faults", "parts"), FAULTS_OF_WEIGHTS.values(), ids=FAULTS_OF_WEIGHTS
+)
+def test_a_trial_shows_what_keeps_a_server_from_all_weights(
+    serve, full, tokenizer, server, faults, parts
+):
+    """Of two servers the line names the one at fault, and the policy is afterwards as it was."""
+    bad = serve(**server)
+    for name, value in faults.items():
+        setattr(bad, name, value)
+    trainer = full(serve(), bad)
+    before = [weight.clone() for weight in trainer.models.policy.parameters()]
+    fails(lambda: try_out(trainer, tokenizer), f"{bad.url}/v1/", *parts)
+    after = trainer.models.policy.parameters()
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+def test_a_whole_run_and_an_evaluation_of_all_weights(serve, ask, tiny, pairs, tmp_path):
+    server = serve()
+    ask(server)
+    run, sizes = tmp_path / "run", "--max_response_length 24 --eval_prompts 4 --sampler vllm"
+    short = "--updates 2 --batch_size 4 --sft_epochs 0.2 --rm_epochs 0.2 --sft_batch_size 4"
+    words = f"run --model {tiny.model} --finetune full --dataset {pairs} {short} {sizes}"
+    assert not main(f"{words} --rm_batch_size 4 --output_dir {run}".split())
+    # a trial, two updates, and the evaluation of SFT and MA-PPO
+    assert len(server.names("collective_rpc")) == 5
+    rows = RunFolder.open(run / "ma-ppo").metrics()
+    assert all(row["sampler_difference"] < 1e-5 for row in rows)
+    evaluate = f"evaluate --sft {run} --rm {run} --policies {run} {sizes}"
+    assert not main(f"{evaluate} --output_dir {tmp_path}/evaluated".split())
+    assert len(server.names("collective_rpc")) == 7
+    assert not list(tmp_path.glob("adapters/*"))
 
 
 # A real server: benchmarks/vllm_server.sh starts one for the CPU
@@ -597,3 +705,22 @@ def test_a_run_with_a_real_server(pairs, vllm, tmp_path, monkeypatch):
     rows = RunFolder.open(tmp_path / "run" / "ma-ppo").metrics()
     assert len(rows) == 2 and all(row["sampler_difference"] < 1e-4 for row in rows)
     assert {model.id for model in client.models.list()} == before  # no adapter stays
+
+
+FULL_URL = os.environ.get("MARLHF_VLLM_FULL_URL", "")
+
+
+@pytest.mark.real
+@pytest.mark.skipif(
+    not (FULL_URL and (MODEL / "config.json").is_file()),
+    reason="needs the URL of a server of weights",
+)
+def test_a_run_of_all_weights_with_a_real_server(pairs, tmp_path, monkeypatch):
+    """Two updates: the server must have taken over the weights of the first."""
+    monkeypatch.setenv("VLLM_URL", FULL_URL)
+    short = "--sft_epochs 0 --rm_epochs 0.1 --rm_batch_size 4 --updates 2 --batch_size 4"
+    sizes = "--max_response_length 12 --eval_prompts 2 --policy_learning_rate 1e-5"
+    words = f"run --model {MODEL} --dataset {pairs} --finetune full --sampler {NAME} {sizes}"
+    assert not main(f"{words} {short} --output_dir {tmp_path}/run".split())
+    rows = RunFolder.open(tmp_path / "run" / "ma-ppo").metrics()
+    assert len(rows) == 2 and all(row["sampler_difference"] < 1e-4 for row in rows)

@@ -264,8 +264,8 @@ class EngineConfig(Checked):
 
     sampler: str = option(
         "generate",
-        "What samples: generate (transformers), or your own as package.module:name, such as vllm_sampler:Servers of "
-        "examples/vllm_sampler.py.",
+        "What samples: generate (transformers), vllm (servers that VLLM_URL names: see docs/scaling.md), or your "
+        "own as package.module:name.",
     )
 
 

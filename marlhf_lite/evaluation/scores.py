@@ -22,7 +22,6 @@ from marlhf_lite.training.rewards import (
     FunctionReward,
     ModelReward,
     checked_scores,
-    score_responses,
 )
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.utils import tables
@@ -153,7 +152,7 @@ def score_rollout(
         for name, kind in KLS.items():
             columns[name] = kl_per_token(*logprobs, kind).sum(1).tolist()
     for reward in rewards:
-        columns[reward_column(reward)] = score_responses(reward, rollout).tolist()
+        columns[reward_column(reward)] = checked_scores(reward, rollout).tolist()
     if gold is not None:
         columns["gold"] = checked_scores(FunctionReward(gold), rollout).tolist()
     return columns

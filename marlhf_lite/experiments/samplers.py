@@ -27,10 +27,15 @@ from marlhf_lite.utils.user_code import import_user_code, named_errors
 
 
 class OwnSampler:
-    """A user's `Sampler`, from a class without arguments or a function that returns one; errors name `--sampler`."""
+    """A user's `Sampler`, from a class without arguments or a function that returns one; errors name `--sampler`.
+
+    `vllm` is the one that the library has.
+    """
 
     def __init__(self, name: str):
-        make = import_user_code("sampler", name, "generate")
+        make = _vllm_servers
+        if name != "vllm":
+            make = import_user_code("sampler", name, "generate, vllm")
         with named_errors("sampler", name):
             self.name, self.sampler = name, make()
             if not callable(self.sampler):
@@ -52,6 +57,13 @@ class OwnSampler:
     def longest_response(self, tokenizer, new_tokens: int) -> int:
         with named_errors("sampler", self.name):
             return longest_response(self.sampler, tokenizer, new_tokens)
+
+
+def _vllm_servers() -> Sampler:
+    """Return the sampler of vLLM's servers. Raises `InputError` if the package openai is missing."""
+    from marlhf_lite.extras.vllm import Servers
+
+    return Servers()
 
 
 def open_sampler(options: StageCommand) -> Sampler:

@@ -1,4 +1,4 @@
-"""The client for servers that speak OpenAI's protocol: judges, and servers that sample (examples/vllm_sampler.py).
+"""The client for servers that speak OpenAI's protocol: judges, and servers that sample (`extras.vllm`).
 
 Every answer is limited in size and time, and refused if it is compressed or nested too deeply. The key is masked in it
 before anything else reads it, so messages, files and logs cannot quote the key.

@@ -17,6 +17,7 @@ from marlhf_lite.evaluation.responses import read_responses
 from marlhf_lite.evaluation.scores import name_temperatures, to_records
 from marlhf_lite.evaluation.statistics import finite, win_rate
 from marlhf_lite.extras.judges.judgments import (
+    Comparison,
     Judge,
     Judgment,
     combine,
@@ -66,6 +67,7 @@ class ScoreJudge(Judge):
 
 
 ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-f:]+\])(:[1-6]?\d{1,4})?(/[\w./~%-]*)?", re.ASCII)
+BYTES_PER_TOKEN = 3  # English has about four: the estimate is rather too high
 PATIENCE = 600.0  # seconds for one judgment, all retries included
 
 
@@ -132,6 +134,18 @@ class EndpointJudge(Judge):
             ) from None
         except BAD_ANSWER:
             return Judgment("skipped", raw="the answer is not a chat completion")
+
+    def announce(self, comparisons: Sequence[Comparison]) -> None:
+        """Print how many tokens will be sent and how many may come back, because they are paid for."""
+        sent = 0
+        for comparison in comparisons:
+            for message in self._messages(*comparison.texts):
+                sent += len(message["content"].encode()) // BYTES_PER_TOKEN
+        count, limit = len(comparisons), self.options.judge_max_tokens
+        back = (
+            f"and at most {count * limit} of verdicts" if limit else "and verdicts without a limit"
+        )
+        print(f"{self.name}: {count} requests, about {sent} tokens {back} (fewer: --size)")
 
     def _messages(self, prompt: str, a: str, b: str) -> list[dict]:
         texts = (self._criteria, prompt, a, b)

@@ -106,6 +106,9 @@ class Judge:
         """Raises `InputError` to end the run."""
         raise NotImplementedError
 
+    def announce(self, comparisons: Sequence[Comparison]) -> None:
+        """Say before the first request what all of them will cost, if that is known."""
+
 
 def judge_pairs(
     judge: Judge,
@@ -135,6 +138,8 @@ def judge_pairs(
     """
     store = JudgmentStore(judge, pairs, folder, order, seed)
     waiting, without = store.waiting(), 0
+    if waiting:
+        judge.announce(waiting)
 
     def ask(comparison: Comparison) -> Judgment:
         judgment = judge(*comparison.texts)

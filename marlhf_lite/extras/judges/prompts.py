@@ -20,7 +20,10 @@ VERDICT_CHARACTERS = 100_000  # characters of a text that are read: unclosed bra
 LOWEST, HIGHEST = 1, 10  # score of a criterion
 # or cut
 _THOUGHTS = re.compile(r"\A.*</think(?:ing)?>|<think(?:ing)?>.*", re.DOTALL | re.IGNORECASE)
-WINNERS = {"a": "A", "b": "B", "tie": "tie"}
+# What judges call a winner: "A", "Response A", "**b**"; a tie also "draw".
+_NAMES = "response|reply|answer|summary|assistant|option|model|candidate"
+_TIES = "tie|draw|equal|both|neither"
+_WINNER = re.compile(rf"\W*(?:(?:{_NAMES})[\s_]*)?(a|b|{_TIES})\W*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,8 @@ def parse_judgment(text: str, criteria: Criteria) -> Judgment:
     """Read the JSON verdict that `instructions` ask for; a text without exactly one such verdict is `malformed`.
 
     Thoughts up to </think>, and prose or a fence around the object, are left out. The winner may be in lower or upper
-    case. Faults are a missing or unknown key, a score outside 1 to 10, and a second object after the verdict.
+    case, with marks around it, or called "Answer A"; a tie may be a "draw", and a score may be a text ("7", "7/10").
+    Faults are a missing or unknown key, a score outside 1 to 10, and a second object after the verdict.
     """
     found = [
         _verdict(value, criteria)
@@ -100,15 +104,27 @@ def _objects(text: str) -> Iterator[dict | None]:
 def _verdict(value: dict | None, criteria: Criteria) -> tuple[str, dict] | None:
     """Return winner and scores if the object is a verdict, else None."""
     try:
-        winner, scores = WINNERS.get(value["winner"].strip().lower()), value["scores"]
-        sides = [scores["A"], scores["B"]]
-        numbers = [n for side in sides for n in side.values()]
+        winner = _WINNER.fullmatch(value["winner"])[1].upper()
+        scores = {}
+        for side, given in value["scores"].items():
+            scores[side] = {aspect: _score(n) for aspect, n in given.items()}
         fits = (
             value.keys() == {"reason", "scores", "winner"}
             and scores.keys() == {"A", "B"}
-            and all(side.keys() == criteria.aspects.keys() for side in sides)
-            and all(type(n) in (int, float) and LOWEST <= n <= HIGHEST for n in numbers)
+            and all(side.keys() == criteria.aspects.keys() for side in scores.values())
         )
-    except (LookupError, TypeError, AttributeError):
+    except (LookupError, TypeError, AttributeError, ValueError):
         return None
-    return (winner, scores) if winner and fits else None
+    if not fits:
+        return None
+    return (winner if winner in ("A", "B") else "tie"), scores
+
+
+def _score(given: float | str) -> float:
+    """Return a score as a number. Raises `ValueError` or `TypeError` for what is none from LOWEST to HIGHEST."""
+    number = given
+    if isinstance(given, str):
+        number = float(given.replace(" ", "").removesuffix(f"/{HIGHEST}"))
+    if isinstance(number, bool) or not LOWEST <= number <= HIGHEST:
+        raise ValueError(f"{given} is no score")
+    return number

@@ -1,0 +1,368 @@
+"""`--sampler vllm`: sample by vLLM servers, which get the policy before every update (pip install 'marlhf-lite[vllm]').
+
+Start servers as "Rollouts by vLLM" of docs/scaling.md shows, and name them in the environment:
+
+VLLM_URL      addresses of the servers, comma-separated, without /v1
+VLLM_API_KEY  their key, if they have one
+VLLM_FOLDER   a folder that the servers see under the same path; ./vllm-adapters if it is not set
+
+Servers load a LoRA adapter, or all weights if all are trained. Every answer is checked, because nothing else would show
+that another policy gave it. vLLM caches an adapter under its name (vLLM's issue 42125), so each adapter and each folder
+of weights gets a new name, and an answer must name the adapter that gave it. The run compares the log-probabilities of
+the servers with those of its own policy. Prompts and responses travel as token ids, so nothing is tokenised twice.
+"""
+
+import copy
+import os
+import random
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
+from multiprocessing import TimeoutError as NoAnswerYet
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from uuid import uuid4
+
+import torch
+from peft import PeftModel
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from marlhf_lite.extras.servers import BAD_ANSWER, connect
+from marlhf_lite.models.actor_critic import PolicyModel
+from marlhf_lite.tasks.tokenization import encode_prompts
+from marlhf_lite.training.distributed import is_sharded, raise_on_all_ranks, whole_weights
+from marlhf_lite.training.rollout import Rollout, Sampling, end_of_text, from_tokens
+from marlhf_lite.training.sampler_checks import check_sampled
+from marlhf_lite.utils.errors import InputError, ServerError, one_line
+from marlhf_lite.utils.jsonl import apply_umask
+
+try:
+    import openai
+except ImportError:
+    raise InputError("needs the package openai: pip install 'marlhf-lite[vllm]'") from None
+
+AT_ONCE = 256  # requests under way; the servers batch them
+PATIENCE = 30.0  # seconds without an answer before the health of the servers is checked
+RETRIES = 5  # how often the openai client asks again if a server is busy or cannot be reached
+RELOAD_SECONDS = 600.0  # in which a server must have read a folder of weights
+
+
+class Servers:
+    """A `Sampler` of vLLM servers: each gets every adapter, or all weights, and its share of the prompts."""
+
+    key, remote = "vllm", True
+
+    def __init__(self):
+        self.folder = Path(os.environ.get("VLLM_FOLDER") or "vllm-adapters").resolve()
+        # Whether folders of weights hold the head beside a tied embedding; until a server has refused one.
+        self.writes_head = True
+        key = os.environ.get("VLLM_API_KEY", "").strip()
+        self.clients = [
+            connect(f"{url}/v1", key, "VLLM_API_KEY", max_retries=RETRIES) for url in addresses()
+        ]
+
+    def __call__(
+        self,
+        model: PreTrainedModel | PeftModel,
+        tokenizer,
+        prompts: Sequence[str],
+        sampling: Sampling,
+    ) -> Rollout:
+        """Return one response to each prompt, with the servers' log-probabilities in `sampled_logprobs`.
+
+        The seed of a response comes from its name in `sampling.names` [B]. If processes share the weights, all of them
+        must call this. Raises `ServerError` if a server does not answer or lacks the policy.
+        """
+        ends, ids = end_of_text(model, tokenizer), encode_prompts(tokenizer, prompts)
+        settings = request_settings(sampling, ends)
+        settings["vocabulary"] = model.config.get_text_config().vocab_size
+
+        def ask_row(row: int) -> tuple[list[int], list[float]]:
+            # answers to one prompt from one server
+            client = self.clients[row * len(self.clients) // len(ids)]
+            seed = random.Random(sampling.names[row]).getrandbits(63)
+            return ask(client, model=served, prompt=ids[row], seed=seed, **settings)
+
+        lend = self.adapter_on_servers if isinstance(model, PeftModel) else self.weights_on_servers
+        with random_state_kept(), lend(model) as served:
+            answers = self.all_of(ask_row, len(ids))
+        rollout = from_tokens(tokenizer, prompts, [tokens for tokens, _ in answers], ends)
+        logprobs = torch.zeros(rollout.mask.shape)
+        values = []
+        for _, of_row in answers:
+            values += of_row
+        logprobs[rollout.mask] = torch.tensor(values)
+        return replace(rollout, sampled_logprobs=logprobs).to(next(model.parameters()).device)
+
+    def all_of(self, ask_row: Callable, count: int) -> list[tuple[list[int], list[float]]]:
+        """Return `count` answers in order, however long they take, as long as all servers are healthy."""
+        arrived = []
+        with ThreadPool(min(AT_ONCE, count)) as pool:  # leaves requests to a dead server
+            answers = pool.imap(ask_row, range(count))
+            while len(arrived) < count:
+                try:
+                    arrived.append(answers.next(PATIENCE))
+                except NoAnswerYet:
+                    for client in self.clients:
+                        check_health(client)
+        return arrived
+
+    def try_out(
+        self, policy: PolicyModel, tokenizer, prompts: Sequence[str], sampling: Sampling
+    ) -> None:
+        """Let each server answer the longest prompt. Raises `ServerError` for everything that would stop a run later.
+
+        Examples are an adapter that a server does not find or whose rank is too high, a prompt and a response that are
+        too long together, and another base model. All weights are tried out with a changed embedding: a server that
+        keeps its old weights, or an old head that was tied to the embedding, gives other log-probabilities.
+        """
+        trains_all_weights = not isinstance(policy.model, PeftModel)
+        for client in self.clients:
+            alone = copy.copy(self)
+            alone.clients = [client]
+            with changed_embedding(policy.model) if trains_all_weights else nullcontext():
+                rollout = alone(policy.model, tokenizer, prompts, sampling)
+                try:
+                    check_sampled(rollout, policy)
+                except ServerError as error:
+                    more = ", or the server keeps old weights" if trains_all_weights else ""
+                    raise ServerError(f"{client.base_url}: {error}{more}") from None
+            self.writes_head = alone.writes_head
+
+    @contextmanager
+    def adapter_on_servers(self, model: PeftModel) -> Iterator[str]:
+        """Yield the name of the model's adapter; every server has it inside this block, and none afterwards."""
+        place = self.folder / f"policy-{uuid4().hex[:8]}"
+        try:
+            model.save_pretrained(place)
+            apply_umask(place)
+            for client in self.clients:
+                load_adapter(client, place)
+            yield place.name
+        finally:
+            for client in self.clients:
+                with suppress(openai.OpenAIError):  # a server that is gone has no adapters
+                    once = client.with_options(max_retries=0, timeout=PATIENCE)
+                    once.post("/unload_lora_adapter", body={"lora_name": place.name}, cast_to=str)
+            shutil.rmtree(place, ignore_errors=True)
+
+    @contextmanager
+    def weights_on_servers(self, model: PreTrainedModel) -> Iterator[str]:
+        """Yield the name under which the servers answer; all of them have the model's weights inside this block."""
+        place = self.folder / f"policy-{uuid4().hex[:8]}"
+        try:
+            if is_sharded(model):  # all processes gather the weights, and the main one sends them
+                raise_on_all_ranks(self.send_weights, model, place)
+            else:
+                self.send_weights(model, place)
+            yield names_of_models(self.clients[0])[0]
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+    def send_weights(self, model: PreTrainedModel, place: Path) -> None:
+        """Write all weights to a folder, and let every server read them. Raises `ServerError`."""
+        weights = whole_weights(model)
+        if not weights:  # in a process that only helped to gather them
+            return
+        try:
+            save_with_head(model, place, weights, self.writes_head)
+            for client in self.clients:
+                reload_weights(client, place)
+        except ServerError as error:
+            is_tied = model.config.get_text_config().tie_word_embeddings
+            refuses_head = self.writes_head and is_tied and "lm_head" in str(error)
+            if not refuses_head:
+                raise
+            # vLLM's Gemma 2 has no head but the embedding.
+            self.writes_head = False
+            self.send_weights(model, place)
+
+
+def save_with_head(
+    model: PreTrainedModel, folder: Path, weights: Mapping[str, Tensor], writes_head: bool
+) -> None:
+    """Write config and weights for vLLM, which reloads a tied embedding and keeps the old head without a word.
+
+    With `writes_head` the folder therefore has the head as a tensor of its own, as if it were not tied. `weights` is
+    the whole state of `model` by name, also if processes share it. Raises `ServerError` if the disk is full.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    embedding = f"{names[model.get_input_embeddings()]}.weight"
+    head = f"{names[model.get_output_embeddings()]}.weight"
+    written = {name: tensor.contiguous() for name, tensor in weights.items()}
+    if writes_head or not model.config.get_text_config().tie_word_embeddings:
+        written[head] = written.get(head, written[embedding]).clone()
+    else:
+        written.pop(head, None)
+
+    config = copy.deepcopy(model.config)
+    config.tie_word_embeddings = head not in written
+    config.get_text_config().tie_word_embeddings = head not in written
+    config.architectures = [type(model).__name__.removeprefix("FSDP")]
+    config.dtype = written[embedding].dtype
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(written, folder / "model.safetensors", metadata={"format": "pt"})
+        apply_umask(folder)
+        config.save_pretrained(folder)
+    except (OSError, SafetensorError) as error:
+        raise ServerError(f"{folder}: not written ({error}): free some disk space") from None
+
+
+@contextmanager
+def changed_embedding(model: PreTrainedModel) -> Iterator[None]:
+    """Change the embedding, and a head that is tied to it, inside this block: at each trial in another way.
+
+    A server that keeps weights of before, or of an earlier trial, then gives other log-probabilities.
+    """
+    weight = model.get_input_embeddings().weight
+    before = weight.detach().clone()
+    noise = torch.Generator().manual_seed(uuid4().int >> 65)
+    factors = 1 + 0.5 * torch.randn(weight.shape[1], generator=noise)
+    try:
+        weight.data *= factors.to(weight)
+        yield
+    finally:
+        weight.data.copy_(before)
+
+
+def addresses() -> list[str]:
+    """Return the servers' addresses in VLLM_URL, without a slash at the end."""
+    urls = [
+        url.strip().rstrip("/") for url in os.environ.get("VLLM_URL", "").split(",") if url.strip()
+    ]
+    fix = "export addresses such as http://localhost:8000, without /v1"
+    if not urls:
+        raise InputError(f"VLLM_URL: not set: {fix}")
+    for url in urls:
+        if not re.fullmatch(r"https?://[\w.:\[\]-]+(/[\w./-]*)?", url) or url.endswith("/v1"):
+            raise InputError(f"VLLM_URL {url}: not an address: {fix}")
+    return urls
+
+
+@contextmanager
+def asking(client: openai.OpenAI) -> Iterator[None]:
+    """Turn an error of the openai client inside this block into a `ServerError`."""
+    try:
+        yield
+    except openai.OpenAIError as error:
+        raise ServerError(
+            f"{client.base_url}: it fails ({one_line(error)}): see that it runs, and its log"
+        ) from None
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Restore Python's random state: the openai client draws from it before it asks again, and rewards may use it."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+def request_settings(sampling: Sampling, ends: Sequence[int]) -> dict:
+    """Return the settings that all requests of a batch share; all are given, so that no default of a server counts."""
+    more = {
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "return_token_ids": True,
+        "stop_token_ids": list(ends),
+    }
+    return {
+        "max_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "logprobs": 0,  # only those of the sampled tokens
+        "extra_body": more | {"top_k": sampling.top_k, "min_tokens": sampling.min_new_tokens},
+    }
+
+
+def check_health(client: openai.OpenAI) -> None:
+    """Raise `ServerError` if a server is not healthy: it may have taken requests that it will never answer."""
+    with asking(client):
+        try:
+            root = str(client.base_url).removesuffix("/v1/")
+            client.with_options(timeout=PATIENCE).get(f"{root}/health", cast_to=str)
+        except openai.APIStatusError as error:
+            if error.status_code >= 500:  # else a proxy does not know this address
+                raise
+
+
+def load_adapter(client: openai.OpenAI, place: Path) -> None:
+    """Let a server load an adapter. Raises `ServerError` if the server does not have the adapter afterwards."""
+    reason, body = "it did not say why", {"lora_name": place.name, "lora_path": str(place)}
+    with asking(client):
+        try:
+            client.post("/load_lora_adapter", body=body, cast_to=str)
+        # also if a first try succeeded and its answer was lost
+        except openai.APIStatusError as error:
+            reason = one_line(error)
+    if place.name not in names_of_models(client):
+        fix = "it must see this folder and run with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora, --max-lora-rank"
+        raise ServerError(
+            f"{client.base_url}: it does not load the adapter {place} ({reason}): {fix}"
+        )
+
+
+def reload_weights(client: openai.OpenAI, place: Path) -> None:
+    """Let a server take its weights from a folder. Raises `ServerError` if it says that it did not."""
+    root = str(client.base_url).removesuffix("/v1/")
+    patient = client.with_options(timeout=RELOAD_SECONDS + PATIENCE, max_retries=1)
+    body = {
+        "method": "reload_weights",
+        "kwargs": {"weights_path": str(place)},
+        "timeout": RELOAD_SECONDS,
+    }
+    with asking(client):
+        try:
+            patient.post(f"{root}/collective_rpc", body=body, cast_to=str)
+            # The cache has keys and values of the old weights.
+            patient.post(f"{root}/reset_prefix_cache", cast_to=str)
+        except openai.NotFoundError as error:
+            fix = "start it in development mode: VLLM_SERVER_DEV_MODE=1 vllm serve ..."
+            what = f"it reloads no weights ({one_line(error)})"
+            raise ServerError(f"{client.base_url}: {what}: {fix}") from None
+        except openai.APIStatusError as error:
+            fix = "it must see this folder and serve the same architecture: see its log"
+            what = f"it does not reload {place} ({one_line(error)})"
+            raise ServerError(f"{client.base_url}: {what}: {fix}") from None
+
+
+def names_of_models(client: openai.OpenAI) -> list[str]:
+    """Return the names of a server's model and adapters, its model first. Raises `ServerError` if there are none."""
+    with asking(client), suppress(*BAD_ANSWER):
+        names = [model.id for model in client.models.list()]
+        if names:
+            return names
+    raise ServerError(f"{client.base_url}: it names no models at /v1/models: it must be vLLM")
+
+
+def ask(client: openai.OpenAI, vocabulary: int, **request) -> tuple[list[int], list[float]]:
+    """Return a response's token ids, all below `vocabulary`, with its end token, and their log-probabilities."""
+    answer, tokens, logprobs = None, [], []
+    with asking(client), suppress(*BAD_ANSWER):
+        answer = client.completions.create(**request)
+        tokens, logprobs = answer.choices[0].token_ids, answer.choices[0].logprobs.token_logprobs
+    ends, limit = request["extra_body"]["stop_token_ids"], request["max_tokens"]
+    is_whole = (
+        isinstance(tokens, list)
+        and isinstance(logprobs, list)
+        and 0 < len(tokens) == len(logprobs) <= limit
+        and all(type(token) is int and 0 <= token < vocabulary for token in tokens)
+        and all(type(x) in (int, float) and abs(x) < 1e9 for x in logprobs)  # not NaN, not infinite
+        and (tokens[-1] in ends or len(tokens) == limit)
+    )
+    if not is_whole or answer.model != request["model"]:
+        what = f"no whole response of {request['model']} with ids of its vocabulary and finite log-probabilities"
+        raise ServerError(
+            f"{client.base_url}: {what}: it must be vLLM, and one that knows return_token_ids"
+        )
+    return tokens, logprobs
