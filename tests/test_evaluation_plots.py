@@ -11,6 +11,7 @@ from marlhf_lite.evaluation.best_of_n import best_of_n
 from marlhf_lite.evaluation.distributions import score_table, shifts
 from marlhf_lite.evaluation.statistics import bootstrap_mean, win_rate
 from marlhf_lite.plotting import evaluation as plots
+from marlhf_lite.utils.jsonl import append_lines
 
 METHODS = {"SFT": 0.0, "PPO": 0.8, "MA-PPO": 1.0}
 TEMPERATURES = (0.0, 0.4, 1.2)
@@ -49,6 +50,11 @@ RATES = {
     "MA-PPO against PPO, judged by gold": win_rate(["first"] * 5 + ["tie"] * 2 + ["second"] * 3),
     "MA-PPO against SFT": win_rate(["first"] * 9),
 }
+AT_ONE = [
+    row | {"kl": -0.1, "kl_k3": 0.5 + len(row["method"]) + 0.1 * row["sample"]}
+    for row in ROWS
+    if row["temperature"] == 0.4
+]
 ALL = {
     "best of n": lambda: plots.best_of_n_map(CELLS),
     "temperatures": lambda: plots.temperature_sweep(ROWS),
@@ -57,6 +63,8 @@ ALL = {
         TABLES.assign(DPO=TABLES["PPO"] + 0.1, RLOO=TABLES["PPO"] - 1)
     ),
     "quantiles": lambda: plots.score_quantiles(dict(TABLES.items()), [0.0]),
+    "best of n, a curve": lambda: plots.best_of_n_curve(AT_ONE),
+    "reward against KL": lambda: plots.reward_against_kl(AT_ONE),
     "over-optimisation": lambda: plots.over_optimisation(
         {"PPO": [run(0), run(1)], "MA-PPO": [run(2), run(3)]}
     ),
@@ -89,6 +97,35 @@ def test_best_of_n_shows_every_cell_on_one_scale(score):
         assert np.asarray(mesh.get_array()).reshape(3, 2) == pytest.approx(np.array(expected))
         assert ax.get_title(loc="left") == method and mesh.get_clim() == (min(means), max(means))
     assert [t.get_text() for t in axes[-1].get_xticklabels()] == ["0.4", "1.2"]
+
+
+def test_best_of_n_over_n_is_that_of_its_cells_and_stops_at_the_samples(tmp_path):
+    append_lines(tmp_path / "samples.jsonl", AT_ONE)
+    for responses in (AT_ONE, tmp_path, str(tmp_path / "samples.jsonl")):
+        ax = plots.best_of_n_curve(responses, "gold")
+        for method in METHODS:
+            (line,) = lines(ax, method)
+            assert line[0].tolist() == [1, 2, 4]
+            cells = [c for c in CELLS if (c["method"], c["temperature"]) == (method, 0.4)]
+            assert line[1] == pytest.approx([c["gold"]["mean"] for c in cells])
+    assert "best reward model score" in ax.figure.texts[0].get_text()
+    assert plots.best_of_n_curve(AT_ONE).get_ylabel() == "reward model score"
+
+
+def test_reward_against_kl_has_a_point_for_each_method():
+    ax = plots.reward_against_kl(AT_ONE)
+    for method in METHODS:
+        rows = [row for row in AT_ONE if row["method"] == method]
+        (line,) = lines(ax, method)
+        expected = [np.mean([row[name] for row in rows]) for name in ("kl_k3", "rm_score")]
+        assert line[:, 0] == pytest.approx(expected)
+    own = [row | {"my:rule": -row["rm_score"], "reward": "my:rule, 1a"} for row in AT_ONE]
+    for row in own:
+        del row["rm_score"]
+    assert plots.reward_against_kl(own).get_ylabel() == "my:rule"
+    fails(lambda: plots.reward_against_kl(ROWS), "temperatures", "rows['temperature']")
+    bare = [{k: v for k, v in row.items() if "kl" not in k} for row in AT_ONE]
+    fails(lambda: plots.reward_against_kl(bare), "no KL", "--sft")
 
 
 def test_temperatures_with_intervals_over_prompts():

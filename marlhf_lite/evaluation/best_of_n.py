@@ -1,4 +1,4 @@
-"""Best-of-N (rejection sampling): of N responses, keep the one with the best reward model score (Figure 8).
+"""Best-of-N (rejection sampling): of N responses, keep the one with the best score by the reward model (Figure 8).
 
 S ≥ N samples of a prompt give an unbiased estimate of the expected best of N: each sample counts by the share of the
 N-subsets in which it is the best. So one set of samples serves every N.
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from marlhf_lite.evaluation.scores import SCORES, score_matrix, to_frame
+from marlhf_lite.evaluation.scores import score_columns, score_matrix, to_frame
 from marlhf_lite.evaluation.statistics import bootstrap_mean, finite
 from marlhf_lite.utils.errors import InputError
 
@@ -35,41 +35,56 @@ def best_weights(scores: Sequence[float], n: int) -> np.ndarray:
 
 
 def best_of_n(
-    responses: pd.DataFrame | Sequence[Mapping], sizes: Sequence[int] = SIZES
+    responses: pd.DataFrame | Sequence[Mapping], sizes: Sequence[int] = SIZES, by: str = ""
 ) -> list[dict]:
     """Return scores of best-of-N for every method, temperature and N, as in Figure 8, with intervals over prompts.
 
-    The gold score is that of the response which the reward model picks, so it may fall while the RM score rises.
-    Greedy responses (temperature 0) are all the same, so they have only N = 1.
+    Args:
+        responses: several samples of each prompt, as `read_responses` gives them.
+        sizes: the N.
+        by: the score that picks the best response: by default that of the reward model, else of the reward that the
+            responses have, else gold. All other scores are those of the response that was picked, so the gold score may
+            fall while the score that picks rises.
 
     Returns:
-        Dicts with method, temperature, n, samples, prompts, rm_score and if known gold (mean, low, high, level), and
-        kl_bound: log N − (N−1)/N nats, an upper bound on the KL of best-of-N to the policy that it samples from.
+        Dicts with method, temperature, n, samples, prompts, by, each score that is known (mean, low, high, level),
+        and kl_bound: log N − (N−1)/N nats, an upper bound on the KL of best-of-N to the policy that it samples from.
+        Greedy responses (temperature 0) are all the same, so they have only N = 1.
 
     Raises:
         InputError: an N above the number of stored samples, or prompts with different numbers of samples.
     """
-    cells, frame = [], to_frame(responses)
-    for (method, temperature), group in frame.groupby(
-        ["method", "temperature"], sort=False, dropna=False
-    ):
-        names = [
-            name
-            for name in SCORES
-            if name == "rm_score" or (name in group and group[name].notna().any())
-        ]
-        scores = {name: score_matrix(group, name).to_numpy() for name in names}
-        prompts, samples = scores["rm_score"].shape
-        for n in (n for n in sizes if n == 1 or temperature != 0):
-            weights = np.array([best_weights(row, n) for row in scores["rm_score"]])
+    frame = to_frame(responses)
+    by = by or score_that_picks(frame)
+    cells = []
+    groups = frame.groupby(["method", "temperature"], sort=False, dropna=False)
+    for (method, temperature), group in groups:
+        scores = {by: score_matrix(group, by).to_numpy()}
+        for name in score_columns(group):
+            if name != by and group[name].notna().any():
+                scores[name] = score_matrix(group, name).to_numpy()
+        prompts, samples = scores[by].shape
+        for n in sizes:
+            if temperature == 0 and n > 1:
+                continue
+            weights = np.array([best_weights(row, n) for row in scores[by]])
             cell = {
                 "method": method,
                 "temperature": temperature,
                 "n": n,
                 "samples": samples,
                 "prompts": prompts,
+                "by": by,
             }
             for name, values in scores.items():
                 cell[name] = bootstrap_mean((weights * values).sum(1), RESAMPLES)._asdict()
-            cells.append(cell | {"kl_bound": math.log(n) - (n - 1) / n})
+            cell["kl_bound"] = math.log(n) - (n - 1) / n
+            cells.append(cell)
     return cells
+
+
+def score_that_picks(responses: pd.DataFrame) -> str:
+    """Return the column of what the policies were trained on: rm_score, else a reward's own column, else gold."""
+    there = [name for name in score_columns(responses) if responses[name].notna().any()]
+    trained_on = [name for name in there if name != "gold"]
+    return (trained_on or there or ["rm_score"])[0]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from marlhf_lite.evaluation.scores import score_matrix, to_frame
+from marlhf_lite.evaluation.scores import check_one_temperature, score_matrix, to_frame
 from marlhf_lite.evaluation.statistics import bootstrap_mean, paired_bootstrap, wilson
 from marlhf_lite.utils.errors import InputError
 
@@ -22,11 +22,7 @@ def score_table(responses: pd.DataFrame | Sequence[Mapping]) -> pd.DataFrame:
     numbers of samples.
     """
     frame = to_frame(responses)
-    temperatures = frame["temperature"].unique().tolist()
-    if len(temperatures) > 1:
-        there = ", ".join(map(str, temperatures))
-        fix = "give the responses of one, such as rows[rows['temperature'] == 0.8]"
-        raise InputError(f"responses: several temperatures ({there}): {fix}")
+    check_one_temperature(frame)
     groups = frame.groupby("method", sort=False)
     columns = {method: score_matrix(rows, "rm_score").stack() for method, rows in groups}
     table = pd.DataFrame(columns)

@@ -233,6 +233,15 @@ def check_same_prompts(one: str, ours: pd.DataFrame, other: str, theirs: pd.Data
             )
 
 
+def check_one_temperature(responses: pd.DataFrame) -> None:
+    """Raise `InputError` for several temperatures: their differences would count as those of methods."""
+    temperatures = responses["temperature"].unique().tolist()
+    if len(temperatures) > 1:
+        there = ", ".join(map(str, temperatures))
+        fix = "give the responses of one, such as rows[rows['temperature'] == 0.8]"
+        raise InputError(f"responses: several temperatures ({there}): {fix}")
+
+
 def name_temperatures(responses: pd.DataFrame) -> pd.DataFrame:
     """Return the responses, with the temperature in the method's name, as in "PPO T=0.4", if there are several."""
     frame = to_frame(responses)

@@ -4,6 +4,7 @@ As in `plotting.training`, figures are for a width of 10 cm and have a caption t
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,9 +12,11 @@ import seaborn
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
+from marlhf_lite.evaluation.best_of_n import best_of_n, score_that_picks
 from marlhf_lite.evaluation.distributions import baseline, shifts
-from marlhf_lite.evaluation.scores import score_matrix, to_frame
-from marlhf_lite.evaluation.statistics import bootstrap_mean, finite
+from marlhf_lite.evaluation.responses import read_responses
+from marlhf_lite.evaluation.scores import check_one_temperature, score_matrix, to_frame
+from marlhf_lite.evaluation.statistics import Interval, bootstrap_mean, finite
 from marlhf_lite.plotting.styles import method_styles
 from marlhf_lite.plotting.training import (
     STYLE,
@@ -71,14 +74,102 @@ def best_of_n_map(cells: Sequence[Mapping], score: str = "rm_score") -> np.ndarr
     axes[0].figure.colorbar(
         axes[0].collections[0], ax=axes.tolist(), label=label_of(score), aspect=30
     )
-    kept = (
-        ""
-        if score == "rm_score"
-        else " The kept response is the one with the best reward model score."
-    )
+    by = cells[0].get("by", "rm_score")
+    kept = "" if score == by else f" The kept response is the one with the best {label_of(by)}."
     counts = f"{cells[0]['prompts']} prompts, from {cells[0]['samples']} samples each"
     caption(axes[0].figure, f"Best of N, mean over {counts}.{kept}")
     return axes
+
+
+@plt.rc_context(STYLE)
+def best_of_n_curve(
+    responses: pd.DataFrame | Sequence[Mapping] | str | Path, score: str = "", by: str = ""
+) -> Axes:
+    """Draw the score of best-of-N over N, for N = 1, 2, 4, … up to the number of samples of a prompt.
+
+    Args:
+        responses: at one temperature above 0, with several samples of each prompt, or the run or file that has them
+            (`marlhf evaluate --eval_samples 16`).
+        score: the column to draw; by default the one that picks, `by`, which is explained in `best_of_n`.
+    """
+    frame = _responses_of(responses)
+    check_one_temperature(frame)
+    samples = score_matrix(frame[frame["method"] == frame["method"].iloc[0]], "sample").shape[1]
+    sizes = [2**k for k in range(samples.bit_length())]
+    cells = best_of_n(frame, sizes, by)
+    by = cells[0]["by"]
+    score = score or by
+    ax = subplots((1, 1), 0.68)[0, 0]
+    for method, style in method_styles(frame["method"].unique(), marker=True).items():
+        of_method = [cell for cell in cells if cell["method"] == method]
+        n = [cell["n"] for cell in of_method]
+        low = [cell[score]["low"] for cell in of_method]
+        high = [cell[score]["high"] for cell in of_method]
+        ax.fill_between(n, low, high, color=style["color"], alpha=0.15, linewidth=0)
+        means = [cell[score]["mean"] for cell in of_method]
+        ax.plot(n, means, label=method, linewidth=1.4, markersize=5, **style)
+    dress(ax, "N responses to choose from", score)
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(sizes, map(str, sizes))
+    legend(ax)
+    kept = "" if score == by else f" The kept response is the one with the best {label_of(by)}."
+    caption(
+        ax.figure,
+        f"Mean over {cells[0]['prompts']} prompts; bands: 95 % bootstrap intervals over prompts.{kept}",
+    )
+    return ax
+
+
+@plt.rc_context(STYLE)
+def reward_against_kl(
+    responses: pd.DataFrame | Sequence[Mapping] | str | Path, score: str = ""
+) -> Axes:
+    """Draw the score of each method over its KL to the SFT model: what a method pays for its score.
+
+    Args:
+        responses: at one temperature, or the run or file that has them. Several runs in one table, such as runs with
+            different --kl_coef, show the whole trade.
+        score: the column to draw; by default that of the reward.
+
+    Raises:
+        InputError: responses without KL, or at several temperatures.
+    """
+    frame = _responses_of(responses)
+    check_one_temperature(frame)
+    kl = "kl_k3" if "kl_k3" in frame else "kl"  # k3 is never below 0; older files have k1 alone
+    if kl not in frame:
+        raise InputError("responses: no KL: score them against the SFT model (--sft)")
+    score = score or score_that_picks(frame)
+    ax = subplots((1, 1), 0.68)[0, 0]
+    for method, style in method_styles(frame["method"].unique(), marker=True).items():
+        rows = frame[frame["method"] == method]
+        x = bootstrap_mean(score_matrix(rows, kl).mean(axis=1))
+        y = bootstrap_mean(score_matrix(rows, score).mean(axis=1))
+        errors = {"xerr": _bar(x), "yerr": _bar(y)}
+        look = {"color": style["color"], "marker": style["marker"], "markersize": 5}
+        ax.errorbar(x.mean, y.mean, **errors, label=method, linestyle="", elinewidth=1, **look)
+    dress(ax, "KL to the SFT model (nats a response)", score)
+    legend(ax)
+    count = frame["id"].nunique()
+    caption(
+        ax.figure,
+        f"Means over {count} prompts; bars: 95 % bootstrap intervals over prompts. Left and up is better.",
+    )
+    return ax
+
+
+def _bar(interval: Interval) -> list[list[float]]:
+    """Return [2, 1] lengths of an error bar, down and up; rounding may put an end on the wrong side of the mean."""
+    down = interval.mean - interval.low
+    up = interval.high - interval.mean
+    return [[max(down, 0.0)], [max(up, 0.0)]]
+
+
+def _responses_of(responses: pd.DataFrame | Sequence[Mapping] | str | Path) -> pd.DataFrame:
+    """Return the responses in a run or file, or those that were given."""
+    if isinstance(responses, str | Path):
+        return read_responses(responses)
+    return to_frame(responses)
 
 
 @plt.rc_context(STYLE)
