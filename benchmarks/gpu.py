@@ -377,9 +377,9 @@ def decided(bench: Bench) -> dict:
     """What --gradient_checkpointing auto and --micro_batch_size 0 find by dry runs."""
     trainer = bench.trainer("lora")
     trainer.state.gradient_checkpointing = "auto"
-    trainer.micro_batch_size = 0
+    trainer.state.micro_batch.now = 0
     rows = trainer.fit_micro_batch_size()
-    found = {"rows_a_pass": rows, "checkpointing": trainer.gradient_checkpointing}
+    found = {"rows_a_pass": rows, "checkpointing": trainer.state.gradient_checkpointing}
     recompute(trainer, on=bench.args.checkpointing)
     return found
 

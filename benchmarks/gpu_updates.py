@@ -125,7 +125,7 @@ def recompute(trainer: PPOTrainer, on: bool) -> None:
 
 
 def set_rows(trainer: PPOTrainer, rows: int) -> None:
-    trainer.micro_batch_size = trainer.reward.micro_batch_size = rows
+    trainer.state.micro_batch.now = trainer.reward.micro_batch_size = rows
 
 
 # -- levers -----------------------------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def updates(
         for i in range(warmup + count):
             torch.manual_seed(i)
             metrics.append(trainer.update(trainer.prompts))
-        rows_a_pass = trainer.micro_batch_size  # fewer than asked for if memory ended
+        rows_a_pass = trainer.state.micro_batch.now  # fewer than asked for if memory ended
         shown = profile_update(bench, trainer) if profiled or args.profile else {}
         memory = bench.peak_gib()
     used = metrics[-count:]

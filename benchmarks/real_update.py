@@ -35,7 +35,7 @@ def one_round(trainer: PPOTrainer, prompts: list[str]) -> dict:
     rollout, spent = timed(trainer.generate_rollout, prompts)
     seconds = {"generation": spent}
     for size in SIZES:
-        trainer.micro_batch_size = trainer.reward.micro_batch_size = size
+        trainer.state.micro_batch.now = trainer.reward.micro_batch_size = size
         scored, seconds[f"scoring {size}"] = timed(trainer.score, rollout)
         batch = trainer.objective.batch(scored, trainer.segment(scored))
         _, seconds[f"training {size}"] = timed(
@@ -50,7 +50,7 @@ def profile_of(trainer: PPOTrainer, prompts: list[str]) -> dict:
 
     The rate is in units of that of one product of two matrices of 2,048 rows and columns.
     """
-    trainer.micro_batch_size = trainer.reward.micro_batch_size = BEST
+    trainer.state.micro_batch.now = trainer.reward.micro_batch_size = BEST
     square = torch.randn(2048, 2048)
     large = rate_of_products(profiled(torch.mm, square, square)[1])
     rollout, found = profiled(trainer.generate_rollout, prompts)

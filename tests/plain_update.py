@@ -28,7 +28,7 @@ def learner(models, config, macro_config=None, started=True, objective=None):
     groups = vars(config) | vars(macro_config or MacroConfig())
     whole = PPOTrainerConfig(**groups, max_response_length=12)
     made = PPOTrainer(models, None, PROMPTS, None, None, whole, objective=objective)
-    made.updates_done = int(started)  # these policies have left the reference already
+    made.state.updates_done = int(started)  # these policies have left the reference already
     return made
 
 

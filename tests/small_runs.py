@@ -26,7 +26,7 @@ from marlhf_lite.utils.errors import disk_fault, one_line
 from marlhf_lite.utils.run_folder import RunFolder
 
 PROMPTS = ["a", "The cat sat on the mat.", "Why?", "One two three four", "no", "Tell me a story"]
-GIVEN = "prompts reward termination gold held_out accelerator sampler".split()
+GIVEN = "prompts reward termination gold held_out callbacks accelerator sampler".split()
 
 
 def early_letters(prompts, responses):

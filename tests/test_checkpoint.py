@@ -59,13 +59,13 @@ def again(run):
 def test_loading_gives_back_what_was_saved(make, run, changes):
     """Weights, moments (also: that there are none), counters, the KL coefficient, and every random generator."""
     made = make(run, updates=10, checkpoint_every=1, **changes)
-    made.train(asked_to_stop=lambda: made.updates_done == 2)
+    made.train(asked_to_stop=lambda: made.state.updates_done == 2)
     saved, drawn = state(made), [torch.rand(3), random.random(), numpy.random.rand()]
     if changes.get("critic_warmup"):
         assert {name for i, name in saved if i < len(made.parameters["policy"])} == {"weights"}
     other = make(again(run), updates=10, checkpoint_every=1, **changes)
     torch.rand(7), random.random(), numpy.random.rand()
-    other._resume()
+    other.resume()
     assert same(state(other), saved) and other.state == made.state
     assert (
         torch.equal(torch.rand(3), drawn[0]) and [random.random(), numpy.random.rand()] == drawn[1:]
@@ -124,7 +124,7 @@ def test_checkpoints_change_nothing(make, tmp_path, spoilt):
         if spoilt:
             made.models.policy.register_forward_hook(
                 lambda _, args, out, made=made: tuple(
-                    x * (math.nan if made.updates_done == 0 else 1) for x in out
+                    x * (math.nan if made.state.updates_done == 0 else 1) for x in out
                 )
             )
         histories.append(timeless(made.train()))
@@ -185,9 +185,9 @@ def test_a_smaller_number_of_responses_at_a_time_stays(make, run, tmp_path):
         return generate(model, tokenizer, prompts, *rest)
 
     made = make(run, updates=4, sampler=little)
-    made.train(asked_to_stop=lambda: made.updates_done == 2)
+    made.train(asked_to_stop=lambda: made.state.updates_done == 2)
     asked = make(again(run), updates=4, generation_batch_size=1)
-    asked._resume()
+    asked.resume()
     assert asked.state.generation_batch.now == 1
     longer = make(again(run), updates=4)
     whole = make(RunFolder.create(tmp_path / "whole", {}), updates=4, generation_batch_size=2)
@@ -215,6 +215,30 @@ def test_from_the_one_before_a_damaged_one(make, stored, copied):
     assert same_checkpoints(
         *(run.path / "checkpoints" / "update-000003.pt" for run in (stored, copied))
     )
+
+
+def test_from_an_earlier_one_on_request(make, stored, copied):
+    """The later one goes, and what came after is made again, bit by bit."""
+    other = make(copied)
+    assert timeless(other.train(resume=True, at=2)) == timeless(stored.metrics())
+    assert other.checkpoints.updates() == [2, 3]
+    for update in (2, 3):
+        name = f"checkpoints/update-{update:06d}.pt"
+        assert same_checkpoints(stored.path / name, copied.path / name)
+
+
+@pytest.mark.parametrize(
+    ("updates", "at", "parts"),
+    [
+        (3, 1, ["--at 1: ", "no checkpoint of that update: choose from 2, 3"]),
+        (2, None, ["--updates 2: the run has made 3 already: ", "--updates 3", "--at"]),
+        (2, 3, ["--updates 2: the run has made 3 already"]),
+    ],
+)
+def test_a_length_or_a_checkpoint_that_is_not_there(make, copied, updates, at, parts):
+    other = make(copied, updates=updates)
+    fails(lambda: other.train(resume=True, at=at), *parts)
+    assert other.checkpoints.updates() == [2, 3] and len(copied.metrics()) == 3
 
 
 def test_one_that_does_not_fit_deletes_nothing(make, copied, monkeypatch):
@@ -245,13 +269,13 @@ def test_another_micro_batch_may_be_asked_for(make, run, copied):
     for asked, expected in ((2, 2), (64, 64), (0, 4)):
         other = make(copied, micro_batch_size=asked)
         other.train(resume=True)
-        assert other.micro_batch_size == expected
+        assert other.state.micro_batch.now == expected
     made = make(run, updates=1)
-    made.micro_batch_size = 1  # as where memory ended
+    made.state.micro_batch.now = 1  # as where memory ended
     made.train()
     other = make(again(run), updates=2)
     other.train(resume=True)
-    assert (other.micro_batch_size, other.config.micro_batch_size) == (1, 4)
+    assert (other.state.micro_batch.now, other.config.micro_batch_size) == (1, 4)
 
 
 # -- refused ----------------------------------------------------------------------------------------------------------

@@ -388,7 +388,7 @@ def test_the_reward_model_is_loaded_where_it_is_the_reward(
     )
     trained = []
 
-    def keep(self, *_):
+    def keep(self, *_, **__):
         trained.append(self.models)
         raise KeyboardInterrupt
 
@@ -424,6 +424,7 @@ def test_interrupt_leaves_whole_records(tiny, base, shared, sft, rm, monkeypatch
             raise KeyboardInterrupt
         return generate(*args)
 
+    interrupted.draws_from_policy = True
     monkeypatch.setattr(samplers, "generate", interrupted)
     argv = [
         "ppo",

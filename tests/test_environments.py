@@ -395,7 +395,7 @@ def test_a_fault_while_training_loses_nothing(base, sft, tokenizer, tmp_path):
     straight.train()
     broken = trainer(tmp_path / "broken", fault_at=5)  # in the middle of the second update
     fails(broken.train, "update 2: --environment mine:Game: turn", "--resume continues from here")
-    assert broken.updates_done == 1
+    assert broken.state.updates_done == 1
     again = trainer(tmp_path / "broken", resume=True)
     again.train(resume=True)
     assert timeless(again.history) == timeless(straight.history)

@@ -151,14 +151,16 @@ def test_a_policy_that_waited_for_its_critic_moves(make):
     trainer = make(updates=2, critic_warmup=1, policy_learning_rate=1e-13, warmup_updates=0)
     with pytest.raises(InputError, match="moved no weight of the policy"):
         trainer.train()
-    assert trainer.updates_done == 1
+    assert trainer.state.updates_done == 1
 
 
 def test_responses_that_score_alike_are_no_fault(one_step, monkeypatch):
     """A group without differences has no gradient."""
-    seen, plain = [], pipeline.Recorder._check_moved
+    seen, plain = [], pipeline.Recorder._check_first_gradient_moved_weights
     monkeypatch.setattr(
-        pipeline.Recorder, "_check_moved", lambda self, *x: seen.append(x[1]) or plain(self, *x)
+        pipeline.Recorder,
+        "_check_first_gradient_moved_weights",
+        lambda self, *x: seen.append(x[1]) or plain(self, *x),
     )
     monkeypatch.setattr(FunctionReward, "__call__", lambda self, rollout: torch.zeros(len(rollout)))
     ((before, after),) = one_step("grpo")

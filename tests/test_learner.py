@@ -253,7 +253,7 @@ def test_wrong_reference_is_found_at_the_first_update(roles, batch, epochs):
 @pytest.mark.parametrize("name", NAMES)
 def test_dead_optimizer_is_found_at_the_first_update(roles, batch, name):
     made = learner(roles, options(), started=False)
-    made.learning_rates[name] = 0.0
+    setattr(made.config, f"{name}_learning_rate", 0.0)
     with pytest.raises(InputError, match=f"moved no weight of the {name}"):
         made.learn(batch, FixedNGram(3)(batch.mask))
 

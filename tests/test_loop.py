@@ -4,6 +4,7 @@ import pytest
 from accelerate import Accelerator
 
 from marlhf_lite.config.options import PPOTrainerConfig
+from marlhf_lite.training.best_update import BestUpdate
 from marlhf_lite.training.logging import RunLogger
 from marlhf_lite.training.loop import TrainingLoop
 from marlhf_lite.training.run_state import BatchSize, RunState
@@ -28,6 +29,11 @@ class Counted:
             total_updates=5,
             logger=RunLogger(None),
             accelerator=Accelerator(),
+            best=BestUpdate(
+                number=options.get("keep_best", ""),
+                patience=options.get("patience", 0),
+                state=self.state,
+            ),
             save_checkpoint=lambda: self.saved.append(self.state.updates_done),
             test_held_out=self.test,
         )

@@ -3,17 +3,20 @@
 import itertools
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 from small_runs import build, early_letters, timeless
 
 from marlhf_lite.macro import FixedNGram, MacroActions, RandomizedNGram
+from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.models.loading import build_models
 from marlhf_lite.parsing import ParsedSentence, Parsing
 from marlhf_lite.training import sampler_checks
+from marlhf_lite.training.loop import Callback
 from marlhf_lite.training.rewards import ModelReward
-from marlhf_lite.training.rollout import from_texts
+from marlhf_lite.training.rollout import from_texts, generate
 from marlhf_lite.utils.errors import InputError
 
 KEYS = set(
@@ -82,7 +85,7 @@ def test_processes_draw_otherwise_than_those_of_other_seeds(make, monkeypatch):
     drawn = set()
     for seed, process in itertools.product(range(3), range(3)):
         trainer = make(seed=seed, updates=1)
-        trainer.updates_done = 1  # it has made all its updates
+        trainer.state.updates_done = 1  # it has made all its updates
         monkeypatch.setattr(type(trainer.accelerator), "process_index", process)
         trainer.train()
         drawn.add(torch.rand(1).item())
@@ -123,6 +126,60 @@ def test_held_out_tests_are_a_function_that_the_trainer_is_given(make, run, role
     assert len(seen) == 2
 
 
+def test_a_held_out_test_may_find_any_numbers(make, run, capsys):
+    """Printed by their own names, in the history of their update, and again in that of a resumed run."""
+    found = iter([0.25, 0.75, 1.0])
+
+    def held_out(models):
+        return {"accuracy": next(found), "words": 1234567}
+
+    made = make(run=run, held_out=held_out, eval_every=2, updates=3)
+    history = made.train()
+    line = "ppo: update 2, held-out prompts: accuracy 0.25, words 1.235e+06"
+    assert line in capsys.readouterr().out.splitlines()
+    assert [row.get("test/accuracy") for row in history] == [None, 0.25, 0.75]
+    longer = make(run=run, held_out=held_out, eval_every=2, updates=4)
+    assert [row.get("test/accuracy") for row in longer.train(resume=True)] == [
+        None,
+        0.25,
+        0.75,
+        1.0,
+    ]
+
+
+def test_callbacks_are_told_of_every_update(make):
+    told = []
+
+    class Told(Callback):
+        def after_update(self, trainer, row, rollout):
+            told.append((trainer, row, rollout))
+
+    made = make(updates=2, callbacks=[Told(), Callback()])
+    history = made.train()
+    assert [trainer for trainer, _, _ in told] == [made, made]
+    assert [row for _, row, _ in told] == history
+    for row, (_, _, rollout) in zip(history, told, strict=True):
+        assert rollout.scores.mean().item() == pytest.approx(row["score_mean"])
+
+
+@pytest.mark.parametrize("kind", ["silent", "with log-probabilities", "drawn here"])
+def test_a_sampler_that_nobody_can_check_is_noted(make, capsys, kind):
+    """Once, in the first update: training is off-policy without correction if another policy has sampled."""
+
+    def sampler(model, tokenizer, prompts, sampling):
+        rollout = generate(model, tokenizer, prompts, sampling)
+        if kind != "with log-probabilities":
+            return rollout
+        width = rollout.mask.shape[1]
+        logprobs, _ = PolicyModel(model)(rollout.tokens, rollout.attention_mask, width)
+        return replace(rollout, sampled_logprobs=logprobs.detach())
+
+    sampler.draws_from_policy = kind == "drawn here"
+    make(sampler=sampler, updates=2).train()
+    shown = capsys.readouterr().out
+    assert shown.count("note: the sampler gives no log-probabilities") == (kind == "silent")
+
+
 # -- passes -----------------------------------------------------------------------------------------------------------
 
 
@@ -149,7 +206,9 @@ def test_number_of_forward_passes(make, roles, tokenizer, texts, options, passes
     trainer = make(
         reward=ModelReward(roles.reward, 4), batch_size=6, sampler=lambda *_: rollout, **options
     )
-    monkeypatch.setattr(sampler_checks, "check_forms", lambda *_: None)  # after the first update
+    monkeypatch.setattr(
+        sampler_checks, "check_merged_policy_agrees_with_trained", lambda *_: None
+    )  # after the first update
     trainer.update(texts.prompts)
     expected = {"policy": passes, "critic": passes, "reference": 1, "reward": 1}
     assert rows == {name: count * len(rollout) for name, count in expected.items()}

@@ -100,7 +100,8 @@ def test_the_schedule_of_the_policy_begins_when_the_policy_moves(make, kind):
             rl_lr_scheduler_type=kind,
         )
         trainer = make(**options, **small)
-        groups, full = trainer.optimizer.param_groups, trainer.learning_rates
+        groups = trainer.optimizer.param_groups
+        full = {name: getattr(trainer.config, f"{name}_learning_rate") for name in NAMES}
         seen = watch(
             trainer, lambda: {group["name"]: group["lr"] / full[group["name"]] for group in groups}
         )
@@ -273,7 +274,7 @@ def test_the_dry_run_finds_the_most_that_fits(roles, tokenizer, fits, expected, 
     at_rest, held = alive(), []
     model = roles.policy.model.get_base_model().model
     model.register_forward_pre_hook(lambda *_: held.append(alive() - at_rest))
-    assert made.fit_micro_batch_size() == made.micro_batch_size == expected
+    assert made.fit_micro_batch_size() == made.state.micro_batch.now == expected
     longest = max(len(ids) for ids in tokenizer(PROMPTS)["input_ids"])
     # the last is a target alone
     assert tried[-1][0] == expected and all(width == longest + 5 - 1 for _, width in tried)
@@ -307,7 +308,7 @@ def test_the_dry_run_decides_whether_to_recompute(
     small_memory(roles, fits, recomputing=recomputing)
     made = build(roles, tokenizer, micro_batch_size=asked, batch_size=12, length=5, updates=1)
     made.train()
-    assert (made.gradient_checkpointing, made.micro_batch_size) == expected
+    assert (made.state.gradient_checkpointing, made.state.micro_batch.now) == expected
     for role in (roles.policy, roles.critic):
         layers = [x for x in role.modules() if isinstance(x, GradientCheckpointingLayer)]
         assert {layer.gradient_checkpointing for layer in layers} == {expected[0]}
@@ -326,7 +327,10 @@ def test_losses_do_not_depend_on_recomputation(base, sft, rm, tokenizer, tmp_pat
             tried = small_memory(roles, fits, recomputing=99)
             trainer = build(roles, tokenizer, run, updates=updates, **asked)
             history = trainer.train(resume=updates == 4)
-            assert trainer.gradient_checkpointing == (fits == 2) and trainer.micro_batch_size == 3
+            assert (
+                trainer.state.gradient_checkpointing == (fits == 2)
+                and trainer.state.micro_batch.now == 3
+            )
             run = RunFolder.open(run.path)
         assert max(rows for rows, _ in tried) == 3
         histories.append(timeless(history))
@@ -352,7 +356,7 @@ def test_a_run_that_looks_for_its_micro_batch(base, sft, rm, tokenizer):
         small_memory(roles, rows)
         trainer = build(roles, tokenizer, micro_batch_size=asked, updates=2, num_ppo_epochs=2)
         histories.append(timeless(trainer.train()))
-        assert trainer.micro_batch_size == 2
+        assert trainer.state.micro_batch.now == 2
     assert histories[0] == histories[1]
 
 
@@ -370,7 +374,7 @@ def test_out_of_memory_halves_the_micro_batch(moved, batch, ppo, capsys):
         torch.manual_seed(0)
         made.learn(batch, macro)
         grads.append([steps[name][0][0] for name in NAMES])
-    assert made.micro_batch_size == 1 and [n for n, _ in tried][:3] == [6, 3, 1]
+    assert made.state.micro_batch.now == 1 and [n for n, _ in tried][:3] == [6, 3, 1]
     for ours, theirs in zip(*grads):
         assert far(ours, theirs) < TIGHT
     assert "--micro_batch_size 6: 3 from here on" in "".join(capsys.readouterr())
@@ -391,7 +395,7 @@ def test_out_of_memory_while_scoring_halves_the_micro_batch(roles, tokenizer):
 
     roles.reference.model.get_base_model().model.register_forward_pre_hook(hook, with_kwargs=True)
     again = made.score(rollout)
-    assert made.micro_batch_size == 2 and max(rows[1:]) == 2
+    assert made.state.micro_batch.now == 2 and max(rows[1:]) == 2
     assert torch.allclose(scored.scores, again.scores, atol=1e-6)
     assert torch.allclose(scored.ref_logprobs, again.ref_logprobs, atol=1e-6)
 
@@ -537,7 +541,7 @@ def test_a_micro_batch_waits_for_the_device_three_times_at_most(moved, batch, ep
     work = made.objective.batch(batch, FixedNGram(3)(batch.mask))
     old = made.forward_backward(work, made.loss_normalizers(work))[0] if epoch == 2 else None
     for size in (6, 1):
-        made.micro_batch_size = size
+        made.state.micro_batch.now = size
         with Waits() as waits, monkeypatch.context() as patch:
             patch.setattr(
                 torch.Tensor,

@@ -327,6 +327,47 @@ def test_no_process_holds_more_than_its_share_of_a_model(results):
     assert {key for key, share in shares.items() if share > 0.6} == sampling
 
 
+STAGES = ("sft", "rm-last", "rm-all", "dpo")
+COUNTS = (5, 7)  # rows in batches of four: the last one has one, or three
+
+
+@pytest.fixture(scope="module")
+def epochs(tmp_path_factory, tiny, sft):
+    """An epoch of each stage on each number of rows, by one, two and four processes."""
+    folder = tmp_path_factory.mktemp("epochs")
+    rows = [
+        {
+            "prompt": f"Number {i}:",
+            "chosen": " yes" * (1 + i % 3),
+            "rejected": " no" + " never" * (i % 4),
+        }
+        for i in range(max(COUNTS))
+    ]
+    job = {"model": tiny.model, "sft": str(sft), "rows": rows, "stages": STAGES, "counts": COUNTS}
+    torch.save(job, folder / "jobs.pt")
+    for processes in (1, 2, 4):
+        launch(processes, HERE / "one_epoch.py", folder)
+    return {n: torch.load(folder / f"epochs-{n}.pt", weights_only=True) for n in (1, 2, 4)}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("processes", [2, 4])
+def test_processes_repeat_no_row(epochs, stage, count, processes):
+    """An epoch on any number of rows is that of one process: each row is trained on once, padding never."""
+    one, several = (epochs[n][stage, count] for n in (1, processes))
+    assert len(one[0]) == len(several[0]) == -(-count // 4)
+    read = {"loss", "grad_norm", "accuracy", "margin", "rewards/chosen", "rewards/accuracies"}
+    for ours, theirs in zip(several[0], one[0], strict=True):
+        names = read & theirs.keys()
+        assert {name: ours[name] for name in names} == pytest.approx(
+            {name: theirs[name] for name in names}, rel=1e-3, abs=1e-4
+        )
+    for name, weight in one[1].items():
+        # Adam's first steps are signs, which rounding may turn where a gradient is about 0.
+        assert (several[1][name.removeprefix("module.")] - weight).abs().mean() < 1e-5
+
+
 MODELS = {"sft": "sft", "rm": "rm", "dpo": "dpo/policy"}  # stage -> where it leaves its model
 
 

@@ -93,7 +93,11 @@ def test_a_killed_run_ends_like_one_that_was_not(name, folders, tmp_path):
     whole, path = tmp_path / "whole", tmp_path / "killed"
     plain = start(run_child, whole, folders, changes)
     saved = []
-    for halt in (draw.randint(1, 2), draw.randint(3, 6), 0):  # a save makes two or three such calls
+    for halt in (
+        draw.randint(1, 3),
+        draw.randint(4, 7),
+        0,
+    ):  # one at the start, two or three in a save
         process, done = (
             start(run_child, path, folders, changes, draw.randint(1, 99), halt),
             lines(path),
@@ -369,3 +373,88 @@ def test_a_longer_run_that_went_back_to_a_checkpoint_and_broke_goes_on(tiny, sft
     assert main(["ppo", "--resume", "out", "--updates", "3"]) == 2
     policy.write_bytes(b"of update 1")
     assert main(["ppo", "--resume", "out", "--updates", "2"]) == 0 and policy.read_bytes() == whole
+
+
+def test_going_back_and_what_readers_say_of_a_run_that_has_not_finished(
+    tiny, sft, here, pairs, monkeypatch, capsys
+):
+    """A finished run is made longer, stopped, and shortened; each reader of its policy tells how far it came."""
+    words = ["ppo", "--dataset", str(pairs), "--model", tiny.model, "--sft", str(sft), *LAST["ppo"]]
+    assert main([*words, "--checkpoint_every", "1", "--output_dir", "out"]) == 0
+    stage = here / "out" / "ppo"
+    policy = (stage / "policy" / "adapter_model.safetensors").read_bytes()
+    readers = [
+        ["export", "--policy", "out", "--model", tiny.model, "--output_dir", "model"],
+        ["generate", "--policy", "out", "--model", tiny.model, "--prompt", "a"],
+        [
+            "evaluate",
+            *words[1:7],
+            "--policies",
+            "p=out",
+            "--output_dir",
+            "e",
+            "--eval_prompts",
+            "2",
+        ],
+        [*words[:5], "--sft", "out/ppo/policy", *words[7:], "--output_dir", "next"],
+    ]
+
+    def said(words):
+        assert main(words) == 0
+        shown = capsys.readouterr()
+        return shown.out + shown.err
+
+    assert "not finished" not in said(readers[0])
+
+    # It is killed after its third update: the weights beside it are still those of the second.
+    with monkeypatch.context() as patch:
+        patch.setattr(PPOTrainer, "save", lambda *_: pytest.fail("killed"))
+        with pytest.raises(pytest.fail.Exception):
+            main(["ppo", "--resume", "out", "--updates", "3"])
+    for number, reader in enumerate(readers):
+        if reader[0] == "export":
+            reader[-1] = f"model-{number}"
+        assert "note: " in (line := said(reader)) and "update 2 of 3, not finished" in line
+
+    # It has made three: two are fewer, unless it goes back.
+    before = (stage / "metrics.jsonl").read_bytes()
+    assert main(["ppo", "--resume", "out", "--updates", "2"]) == 2
+    assert "--updates 2: the run has made 3 already" in capsys.readouterr().err
+    assert main(["ppo", "--resume", "out", "--at", "1"]) == 2
+    assert "--at 1: out/ppo/checkpoints has no checkpoint of that update: choose from 2, 3" in (
+        capsys.readouterr().err
+    )
+    assert (stage / "metrics.jsonl").read_bytes() == before
+    assert main(["ppo", "--resume", "out", "--updates", "2", "--at", "2"]) == 0
+    assert (stage / "policy" / "adapter_model.safetensors").read_bytes() == policy
+    assert lines(stage) == 2 and RunFolder.open("out").config["updates"] == 2
+    assert "not finished" not in said(readers[1])
+
+
+def test_at_needs_a_run_to_go_back_in(sft, here, capsys):
+    assert main(["ppo", "--at", "2", "--sft", str(sft), "--reward", "gold"]) == 2
+    assert "--at 2: no run to go back in: name it by --resume" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", ["rloo", "dpo"])
+def test_baselines_go_back_too(method, tiny, sft, here, pairs, capsys):
+    words = [
+        method,
+        "--dataset",
+        str(pairs),
+        "--model",
+        tiny.model,
+        "--sft",
+        str(sft),
+        *LAST[method],
+    ]
+    assert main([*words, "--checkpoint_every", "1", "--output_dir", "out"]) == 0
+    stage = here / "out" / method
+    policy = (stage / "policy" / "adapter_model.safetensors").read_bytes()
+    rows = timeless(RunFolder.open(stage).metrics())
+    *_, earlier, last = sorted(
+        int(path.name.rpartition("-")[2]) for path in stage.glob("checkpoints/checkpoint-*")
+    )
+    assert main([method, "--resume", "out", "--at", str(earlier)]) == 0
+    assert timeless(RunFolder.open(stage).metrics()) == rows and len(rows) == last
+    assert (stage / "policy" / "adapter_model.safetensors").read_bytes() == policy

@@ -118,7 +118,7 @@ def test_a_run_that_samples_from_another_policy_is_refused(
         "of the policy's change away from the one that trains",
         "--lora_target_modules",
     )
-    assert trainer.updates_done == 1
+    assert trainer.state.updates_done == 1
     trainer.update(PROMPTS[:4])  # the second update is not looked at, the third one is
     fails(lambda: trainer.update(PROMPTS[:4]), "away from the one that trains")
 

@@ -98,7 +98,7 @@ def test_monte_carlo_is_gae_with_lambda_1(moved, batch, folder):
         made = learner(
             moved, options(**changes, policy_learning_rate=1e-12, critic_learning_rate=1e-12)
         )
-        made.updates_done = 1
+        made.state.updates_done = 1
         rows.append(made.learn(batch, FixedNGram(3)(batch.mask)))
     for name in (
         "policy_loss",
@@ -141,6 +141,39 @@ def test_the_trainer_takes_a_class(moved, batch):
             made.learn(replace(batch, scores=scale * batch.scores), macro_actions)["q_norm"]
         )
     assert rows[0] == pytest.approx(rows[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["four", "any", "three"])
+def test_an_estimate_may_see_the_outputs_of_the_models(moved, batch, kind):
+    """Log-probabilities, entropy and values of the tokens; one without this argument works as before."""
+    seen = []
+
+    class Four(Objective):
+        def estimate(self, rewards, values, batch, outputs):
+            seen.append(outputs)
+            return super().estimate(rewards, values, batch, outputs)
+
+    class Any(Objective):
+        def estimate(self, *arguments):
+            seen.append(arguments[3])
+            return super().estimate(*arguments)
+
+    class Three(Objective):
+        def estimate(self, rewards, values, batch):
+            return super().estimate(rewards, values, batch)
+
+    objective = {"four": Four, "any": Any, "three": Three}[kind]
+    macro_actions = FixedNGram(3)(batch.mask)
+    plain = learner(moved, options(policy_learning_rate=1e-12, critic_learning_rate=1e-12))
+    made = learner(
+        moved, options(policy_learning_rate=1e-12, critic_learning_rate=1e-12), objective=objective
+    )
+    row = made.learn(batch, macro_actions)
+    assert row["advantage_norm"] == plain.learn(batch, macro_actions)["advantage_norm"]
+    if kind != "three":
+        (outputs,) = seen
+        assert outputs.entropy.shape == outputs.values.shape == batch.mask.shape
+        assert (outputs.entropy[batch.mask] > 0).all() and (outputs.logprobs[batch.mask] < 0).all()
 
 
 def test_a_rule_may_be_a_class(folder):

@@ -121,7 +121,7 @@ def policy_gradients(
     rows = torch.arange(len(rollout)).reshape(replicates, -1)
     for replicate in tqdm(rows, desc=progress, disable=not progress):
         sums = dict.fromkeys(gradients, 0.0)
-        for part in replicate.split(trainer.micro_batch_size):
+        for part in replicate.split(trainer.state.micro_batch.now):
             responses = rollout.select(part)
             outputs = trainer.compute_outputs(responses)
             for name, one in everyone.items():
@@ -151,7 +151,7 @@ def total_returns(trainer: PPOTrainer, rollout: Rollout) -> Tensor:
     # over turns, if turns are paid
     scores = shape_scores(rollout, trainer.config).reshape(len(rollout), -1).sum(1)
     kl = []
-    for part in torch.arange(len(rollout)).split(trainer.micro_batch_size):
+    for part in torch.arange(len(rollout)).split(trainer.state.micro_batch.now):
         batch = rollout.select(part)
         logprobs = trainer.compute_outputs(batch).logprobs
         kl.append(

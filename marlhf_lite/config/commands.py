@@ -66,7 +66,12 @@ class RMCommand(o.RewardModelConfig, o.SFTInputConfig, o.TrainerConfig, StageCom
 
 
 class PolicyCommand(
-    o.InputConfig, o.ProgramConfig, o.CheckpointConfig, o.LoggingConfig, StageCommand
+    o.InputConfig,
+    o.ProgramConfig,
+    o.ResumeAtConfig,
+    o.CheckpointConfig,
+    o.LoggingConfig,
+    StageCommand,
 ):
     """What every command that trains a policy takes."""
 
@@ -75,7 +80,13 @@ class PolicyCommand(
 
 
 class PPOCommand(
-    o.MacroConfig, o.PPOConfig, o.EngineConfig, o.RewardConfig, o.EnvironmentConfig, PolicyCommand
+    o.MacroConfig,
+    o.PPOConfig,
+    o.KeepBestConfig,
+    o.EngineConfig,
+    o.RewardConfig,
+    o.EnvironmentConfig,
+    PolicyCommand,
 ):
     """PPO over macro actions; --n 1 is token-level PPO.
 

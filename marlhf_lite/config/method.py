@@ -248,7 +248,39 @@ class LoggingConfig(Checked):
     )
 
 
+class KeepBestConfig(Checked):
+    """The best update of a run, by its tests on held-out prompts."""
+
+    keep_best: str = option(
+        "",
+        "Number of the held-out tests, such as score_mean or score_win_rate: the run ends with the policy of the "
+        "update in which it was best (transformers: load_best_model_at_end).",
+    )
+    patience: int = option(
+        0,
+        "Tests in a row without a better --keep_best at which a run stops (transformers: EarlyStoppingCallback); "
+        "0: never.",
+        least=0,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.patience and not self.keep_best:
+            fix = "give --keep_best, such as score_mean"
+            raise InputError(f"--patience {self.patience}: nothing to compare: {fix}")
+        has_tests = getattr(self, "eval_every", 0)  # a command's, beside these options
+        if self.keep_best and not has_tests:
+            what = "without tests on held-out prompts"
+            raise InputError(f"--keep_best {self.keep_best}: {what}: give --eval_every")
+
+
 class PPOTrainerConfig(
-    PPOConfig, MacroConfig, CheckpointConfig, LoggingConfig, LengthConfig, SeedConfig
+    PPOConfig,
+    MacroConfig,
+    KeepBestConfig,
+    CheckpointConfig,
+    LoggingConfig,
+    LengthConfig,
+    SeedConfig,
 ):
     """All options of `PPOTrainer` in one object; those of `marlhf ppo` and `marlhf run` include them."""

@@ -14,6 +14,7 @@ from marlhf_lite.config.method import (
     BatchConfig,
     CheckpointConfig,
     GenerationBatchConfig,
+    KeepBestConfig,
     LengthConfig,
     LoggingConfig,
     MacroConfig,
@@ -47,6 +48,17 @@ class RunConfig(SeedConfig, AcceptConfig, OutputConfig):
 
     resume: str = option(
         "", "Folder of a run to continue with its options; --updates may be higher."
+    )
+
+
+class ResumeAtConfig(Checked):
+    """Going back to an earlier checkpoint."""
+
+    at: int | None = option(
+        None,
+        "With --resume: the earlier update whose checkpoint to continue from; later ones are deleted. Default: the "
+        "last one.",
+        least=1,
     )
 
 

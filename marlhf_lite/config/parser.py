@@ -51,7 +51,7 @@ TRUTH = dict.fromkeys("yes true t y 1".split(), True) | dict.fromkeys(
 # Options that `--resume` may change: how long a run is, what it leaves, what fits into memory and what samples.
 # They do not change what it computes (rows a pass change it by rounding, and another sampler, or another number of
 # responses at a time, draws other responses).
-OF_THE_START = {"output_dir", "resume", "accept_changed"}  # of one command and not of its run
+OF_THE_START = {"output_dir", "resume", "at", "accept_changed"}  # of one command and not of its run
 MAY_CHANGE = {*OF_THE_START, "updates", "prompt_epochs"}
 MAY_CHANGE |= {"micro_batch_size", "per_device_train_batch_size", "generation_batch_size"}
 MAY_CHANGE |= {

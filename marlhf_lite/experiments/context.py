@@ -4,6 +4,7 @@
 """
 
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -51,6 +52,7 @@ from marlhf_lite.models.checks import check_base, ways
 from marlhf_lite.models.loading import load_base, load_tokenizer
 from marlhf_lite.tasks.prompts import RowColumns, prompts_of
 from marlhf_lite.tasks.splits import Task
+from marlhf_lite.training.checkpoint import update_to_resume, updates_with_checkpoint
 from marlhf_lite.training.distributed import raise_on_all_ranks
 from marlhf_lite.training.objectives import check_objectives
 from marlhf_lite.training.rewards import EnvironmentReward, FunctionReward
@@ -58,9 +60,11 @@ from marlhf_lite.training.rollout import Sampler, Sampling, generate, sampling_o
 from marlhf_lite.training.safeguards import count_updates
 from marlhf_lite.training.trackers import tracker_names
 from marlhf_lite.training.trl_trainers import check_batches
+from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.libraries import ignore_warnings
 from marlhf_lite.utils.preflight import MISSING, Preflight
+from marlhf_lite.utils.progress import note_if_unfinished
 from marlhf_lite.utils.run_folder import (
     RunFolder,
     RunLock,
@@ -178,6 +182,7 @@ def open_context(
     preflight.attempt(check_batches, options)
     preflight.attempt(check_folder, options, path, resume, lock)
     preflight.attempt(check_updates, options, task)
+    preflight.attempt(check_resumed_updates, options, path, resume, task)
     preflight.stop_if_any_problem()
 
     # 2. The base model, what the run is made from, and a trial of the sampler.
@@ -244,6 +249,33 @@ def check_folder(options: StageCommand, path: Path, reopens: bool, lock: RunLock
         check_output_dir(path)
     if lock and is_run(path):
         _take(lock, path)
+
+
+def stage_folder(method: str) -> str:
+    """Return the name of the folder in which a PPO run of this name trains."""
+    return re.sub(r"[^a-z0-9.]+", "-", method.lower())
+
+
+def check_resumed_updates(options: StageCommand, path: Path, resume: bool, task: Task) -> None:
+    """Raise `InputError` if stages cannot continue from their checkpoints as `--at` and `--updates` say."""
+    at = getattr(options, "at", None)  # SFT and the reward model have no such option
+    if not resume:
+        if at is not None:
+            raise InputError(f"--at {at}: no run to go back in: name it by --resume")
+        return
+    totals: dict[str, int | None] = {}
+    for name, method in options.methods.items():
+        prompts = len(task.splits["ppo"])
+        totals[stage_folder(name)] = count_updates(method, prompts, PartialState())
+    for stage in options.stages:
+        if stage in ("rloo", "grpo"):
+            totals[stage] = None if options.prompt_epochs else options.updates
+        elif stage == "dpo":  # its epochs cannot be changed
+            totals[stage] = None
+    for folder, total in totals.items():
+        checkpoints = path / folder / "checkpoints"
+        if at is not None or updates_with_checkpoint(checkpoints):
+            update_to_resume(checkpoints, at, total_updates=total)
 
 
 def check_updates(options: StageCommand, task: Task) -> None:
@@ -367,6 +399,10 @@ def _notes(
     if trained_on != options.dataset:
         yield f"{options.model} was trained on {trained_on} only: on other data, scores mean little"
     for folder in inputs.folders:
+        unfinished = note_if_unfinished(folder)
+        if unfinished:
+            yield unfinished
+    for folder in inputs.folders:
         if run_of(folder):  # folders of runs are checked before
             continue
         base = other_base(folder, options.model)
@@ -392,7 +428,10 @@ def open_run(
     if state.is_main_process and resume:
         _update_run(RunFolder.open(path), config, manifest or {})
     elif state.is_main_process:
-        RunFolder.create(path, config | {"resume": "", "accept_changed": False}, manifest)
+        started = config | {"resume": "", "accept_changed": False}
+        if "at" in started:
+            started["at"] = None
+        RunFolder.create(path, started, manifest)
     state.wait_for_everyone()
     return RunFolder.open(path)
 

@@ -1,5 +1,6 @@
 """Use a trained policy: answer a prompt, or save it as a separate model."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from marlhf_lite.tasks.shapes import write_turns
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.rollout import end_of_text, longest_response, merged_adapter, sampling_of
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.progress import note_if_unfinished
 from marlhf_lite.utils.run_folder import check_output_dir
 from marlhf_lite.utils.seals import atomic_folder
 
@@ -37,6 +39,9 @@ def open_policy(
     config = replace(options, load_in_4bit=False)  # 4-bit weights cannot take up an adapter exactly
     tokenizer, base = load_tokenizer(config.model), load_base(config)
     policy, runs = load_policy(base, folder, trainable=False), runs_of([folder])
+    unfinished = note_if_unfinished(folder)
+    if unfinished:
+        print(f"note: {unfinished}", file=sys.stderr)  # beside an answer, which may go to a file
     if write := chat_writer(tokenizer, config.chat_template, date_of(runs)):
         expect_chats(tokenizer)
     for run in runs:

@@ -4,7 +4,6 @@ Each takes the context of the run and the results of earlier stages, and returns
 skips stages that are done, and continues an interrupted stage from its last checkpoint.
 """
 
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.evaluation.responses import evaluate_checkpoints, write_rows
 from marlhf_lite.evaluation.scores import Scorers
-from marlhf_lite.experiments.context import RunContext, open_run, print_main
+from marlhf_lite.experiments.context import RunContext, open_run, print_main, stage_folder
 from marlhf_lite.experiments.data import different_pairs
 from marlhf_lite.experiments.manifest import CODE, COLUMNS, check_contents, input_contents
 from marlhf_lite.experiments.other_tokenizers import reader_of
@@ -67,14 +66,13 @@ from marlhf_lite.training.trl_trainers import (
 )
 from marlhf_lite.utils.interrupts import graceful_stop
 from marlhf_lite.utils.jsonl import apply_umask, read_json, write_json
+from marlhf_lite.utils.progress import DONE, write_update_of_weights
 from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
 from marlhf_lite.utils.seals import atomic_folder, has_checkpoint, seal
 
 Reward = Callable[[Rollout], Tensor]
 Make = Callable[[RunContext, PeftModel, RunLogger], Trainer]
 Translate = Callable[[dict, commands.PolicyCommand], dict]
-# the last file that PPO, DPO, RLOO and GRPO write: the options that `--resume` may raise
-DONE = "done.json"
 
 
 # The whole run
@@ -239,7 +237,7 @@ def ppo_stage(
     An interrupted stage leaves complete records. If it ends after a step, as by one Ctrl-C, it also saves the models.
     """
     options = context.options.methods[name]
-    folder = re.sub(r"[^a-z0-9.]+", "-", name.lower())
+    folder = stage_folder(name)
     policy = _trained_already(context, folder, options)
     if policy:
         return policy
@@ -270,7 +268,7 @@ def ppo_stage(
     )
     try:
         with graceful_stop() as asked_to_stop:
-            trainer.train(resumes, asked_to_stop)
+            trainer.train(resumes, asked_to_stop, at=options.at)
             if trainer.history:
                 trainer.save(run.path)
     finally:
@@ -284,7 +282,9 @@ def _trained_already(
     context: RunContext, name: str, options: commands.PolicyCommand
 ) -> Path | None:
     """Return the policy of a stage that `--resume` finds done, with or without checkpoints; None if it must train."""
-    if not context.resume:
+    if (
+        not context.resume or options.at is not None
+    ):  # `--at` trains again what came after that update
         return None
     mark = context.path / name / DONE
     policy = context.path / name / "policy"
@@ -449,7 +449,7 @@ def _train_baseline(
 
     # 1. The folder, and the checkpoint to resume from.
     run, _ = _open_stage(context, name, options, sft, context.inputs.rm)
-    checkpoint = checkpoint_to_resume(run.path / "checkpoints")
+    checkpoint = checkpoint_to_resume(run.path / "checkpoints", options.at)
 
     # 2. The trainer, with our records instead of its own. Nothing is deleted before it accepts the checkpoint.
     policy = _to_train(load_policy(context.base, sft), options)
@@ -477,6 +477,7 @@ def _train_baseline(
         if PartialState().is_main_process:
             with atomic_folder(run.path / "policy") as place:
                 save_trained(trainer.model, context.tokenizer, place, weights)
+                write_update_of_weights(place, trainer.state.global_step)
     return _mark_done(run.path, options)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from accelerate import PartialState
+from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
@@ -19,6 +20,8 @@ from marlhf_lite.utils.seals import seal
 from marlhf_lite.utils.tables import number
 
 SHOWN = ("score_mean", "gold_mean", "kl_k1", "kl_k3", "accuracy", "loss")
+# Name of a stage -> the prefix of its learning rate's option, if that is not the policy's.
+PREFIX_OF_RATE = {"SFT": "sft", "reward model": "rm", "DPO": "dpo"}
 LOG_POSITIONS = "logs.json"  # in a checkpoint: the size of each log
 
 
@@ -44,31 +47,39 @@ class Recorder(TrainerCallback):
         every: int = 0,
         saves: bool = True,
     ):
-        self.logger, self.asked_to_stop, self.translate = logger, asked_to_stop, translate
-        self.held_out, self.every, self.saves = held_out, every, saves
-        self.bar, self.at_start, self.start = None, None, 0.0
+        self.logger = logger
+        self.asked_to_stop = asked_to_stop
+        self.translate = translate
+        self.held_out = held_out
+        self.every = every
+        self.saves = saves
+        self.bar: tqdm | None = None
+        self.weights_at_start: dict[str, list[Tensor]] | None = None  # None once they have moved
+        self.start_of_step = 0.0
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
-        self.at_start = some_weights({"model": trainable(model)})
+        self.weights_at_start = some_weights({"model": trainable(model)})
+        self.logger.log_number_of_updates(state.max_steps)
         hidden = not state.is_local_process_zero
         self.bar = tqdm(
             total=state.max_steps, initial=state.global_step, desc=self.logger.name, disable=hidden
         )
 
     def on_step_begin(self, args, state, control, **kwargs):
-        self.start = time.perf_counter()
+        self.start_of_step = time.perf_counter()
 
     def on_log(self, args, state, control, logs=None, model=None, **kwargs):
         if "loss" not in logs:  # the summary at the end has none
             return
-        update, loss, gradient = (
-            state.global_step,
-            float(logs["loss"]),
-            float(logs.get("grad_norm", 0.0)),
-        )
-        row = self._record(update, self.translate(logs)) if self.translate else {"loss": loss}
-        self.bar.set_postfix({k: number(row[k], ".3f") for k in SHOWN if k in row}, refresh=False)
-        self._check_moved(model, gradient)
+        update = state.global_step
+        loss = float(logs["loss"])
+        gradient = float(logs.get("grad_norm", 0.0))
+        row = {"loss": loss}
+        if self.translate:
+            row = self._record(update, self.translate(logs))
+        shown = {name: number(row[name], ".3f") for name in SHOWN if name in row}
+        self.bar.set_postfix(shown, refresh=False)
+        self._check_first_gradient_moved_weights(model, gradient)
         if not (math.isfinite(loss) and math.isfinite(gradient)):
             fix = "start again with a lower learning rate, or --dtype float32"
             raise InputError(
@@ -78,31 +89,38 @@ class Recorder(TrainerCallback):
             self.logger.log_held_out(update, self.held_out())
 
     def _record(self, update: int, row: dict) -> dict:
-        seconds, history = time.perf_counter() - self.start, self.logger.history
+        seconds = time.perf_counter() - self.start_of_step
+        history = self.logger.history
         row = {"update": update} | row
         # All tokens so far, also those before a resume.
-        row["generated_tokens"] = row["tokens"] + (
-            history[-1]["generated_tokens"] if history else 0
-        )
-        row |= {"tokens_per_second": row["tokens"] / seconds, "seconds": seconds}
+        tokens_before = history[-1]["generated_tokens"] if history else 0
+        row["generated_tokens"] = row["tokens"] + tokens_before
+        row["tokens_per_second"] = row["tokens"] / seconds
+        row["seconds"] = seconds
         self.logger.log_update(row)
         return row
 
-    def _check_moved(self, model, gradient: float) -> None:
-        """Raise `InputError` if the first step with a gradient moved no weight; a group of equal scores has none."""
-        if self.at_start is None or not gradient:
+    def _check_first_gradient_moved_weights(self, model, gradient: float) -> None:
+        """Raise `InputError` if the first step with a gradient moved no weight.
+
+        Steps before it may have none: in a group of responses with equal scores there is nothing to learn.
+        """
+        if self.weights_at_start is None or not gradient:
             return
-        stage = {"SFT": "sft", "reward model": "rm", "DPO": "dpo"}.get(self.logger.name, "policy")
-        before, self.at_start = self.at_start, None
-        check_moved(before, {"model": trainable(model)}, {"model": f"--{stage}_learning_rate"})
+        prefix = PREFIX_OF_RATE.get(self.logger.name, "policy")
+        option_of_learning_rate = f"--{prefix}_learning_rate"
+        check_moved(
+            self.weights_at_start,
+            parameters={"model": trainable(model)},
+            rates={"model": option_of_learning_rate},
+        )
+        self.weights_at_start = None
 
     def on_step_end(self, args, state, control, **kwargs):
         self.bar.update()
         if self.asked_to_stop():
-            control.should_training_stop, control.should_save = (
-                True,
-                control.should_save or self.saves,
-            )
+            control.should_training_stop = True
+            control.should_save = control.should_save or self.saves
 
     def on_save(self, args, state, control, model=None, **kwargs):
         PartialState().wait_for_everyone()  # each process has written its part
@@ -112,7 +130,6 @@ class Recorder(TrainerCallback):
             if is_sharded(model):
                 model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
                 model.config.save_pretrained(checkpoint)
-            write_json(
-                checkpoint / LOG_POSITIONS, self.logger.run.position() if self.logger.run else {}
-            )
+            sizes_of_logs = self.logger.run.position() if self.logger.run else {}
+            write_json(checkpoint / LOG_POSITIONS, sizes_of_logs)
             seal(checkpoint)  # now it is complete

@@ -21,6 +21,7 @@ from marlhf_lite.models.actor_critic import PPOModels
 from marlhf_lite.models.shards import read_metadata, read_shards, write_shards
 from marlhf_lite.training.distributed import is_sharded, whole_weights
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.progress import write_update_of_weights
 from marlhf_lite.utils.random_states import random_states, set_random_states
 from marlhf_lite.utils.seals import DELETE_IT, atomic_folder, broken, seal
 
@@ -35,12 +36,10 @@ class Checkpoints:
     """Saves and loads checkpoints in the `checkpoints` folder of a run; the last `keep` of them stay."""
 
     def __init__(self, run: "RunFolder", keep: int, accelerator: Accelerator):
-        self.run, self.folder, self.keep, self.accelerator = (
-            run,
-            run.path / "checkpoints",
-            keep,
-            accelerator,
-        )
+        self.run = run
+        self.folder = run.path / "checkpoints"
+        self.keep = keep
+        self.accelerator = accelerator
 
     def path(self, update: int) -> Path:
         """The checkpoint after this many updates: a folder of shards if there is one, else a file."""
@@ -49,15 +48,16 @@ class Checkpoints:
 
     def updates(self) -> list[int]:
         """The updates that have a checkpoint, in order; damaged ones too."""
-        names = {path.stem.removeprefix("update-") for path in self.folder.glob("update-*")}
-        return sorted(int(name) for name in names if name.isdigit())
+        return updates_with_checkpoint(self.folder)
 
-    def save(self, actor_critic: nn.Module, optimizer, counters: dict) -> None:
+    def save(self, actor_critic: nn.Module, optimizer, counters: dict, keep_also: int = 0) -> None:
         """Write the checkpoint after `counters["updates_done"]` updates, then delete the oldest ones.
 
-        An error, such as that of a full disk, leaves the earlier checkpoints and no part of this one.
+        The one of update `keep_also` is not deleted. An error, such as that of a full disk, leaves the earlier
+        checkpoints and no part of this one.
         """
-        scaler, sharded = self.accelerator.scaler, is_sharded(actor_critic)
+        scaler = self.accelerator.scaler
+        sharded = is_sharded(actor_critic)
         state = {
             "scaler": scaler.state_dict() if scaler else {},
             "random": gather_object([random_states()]),
@@ -66,7 +66,8 @@ class Checkpoints:
         }
         place = self.folder / f"update-{counters['updates_done']:06d}"
         final = place if sharded else place.with_suffix(".pt")
-        temporary, tensors = self.folder / f".{final.name}", local_tensors(actor_critic, optimizer)
+        temporary = self.folder / f".{final.name}"
+        tensors = local_tensors(actor_critic, optimizer)
         if self.accelerator.is_main_process:
             self.folder.mkdir(exist_ok=True)
             shutil.rmtree(temporary, ignore_errors=True)
@@ -77,53 +78,48 @@ class Checkpoints:
             if self.accelerator.is_main_process:
                 if sharded:
                     torch.save(state, temporary / STATE)
-                    # for readers of the policy
+                    # Commands that read the policy from a checkpoint need its config.
                     actor_critic.policy.model.config.save_pretrained(temporary)
                 else:
-                    torch.save(
-                        state
-                        | {"tensors": {n: x.to("cpu", copy=True) for n, x in tensors.items()}},
-                        temporary,
-                    )
+                    copies = {name: x.to("cpu", copy=True) for name, x in tensors.items()}
+                    torch.save(state | {"tensors": copies}, temporary)
                 seal(temporary)
                 if final.is_dir():  # it is not replaced in one step, as a file is
                     _remove(final)
                 os.replace(temporary, final)
-                _remove(*map(self.path, self.updates()[: -self.keep]))
+                oldest = self.updates()[: -self.keep]
+                _remove(*(self.path(update) for update in oldest if update != keep_also))
         except BaseException:
             if self.accelerator.is_main_process:
                 _remove(temporary)
             raise
         self.accelerator.wait_for_everyone()
 
-    def load(self, actor_critic: nn.Module, optimizer) -> dict:
-        """Load the last checkpoint into models, optimizer, random generators and logs; return its counters.
+    def update_to_resume(self, at: int | None, total_updates: int) -> int:
+        """The update whose checkpoint a run continues from; see `update_to_resume`."""
+        return update_to_resume(self.folder, at, total_updates=total_updates)
 
-        Raises `InputError` if it is damaged or does not fit (another model, number of processes, or shorter logs); then
-        nothing was changed on the disk.
+    def load(self, actor_critic: nn.Module, optimizer, update: int) -> dict:
+        """Load the checkpoint of this update into models, optimizer, random generators and logs; return its counters.
+
+        Later checkpoints are deleted. Raises `InputError` if it is damaged or does not fit (another model, number of
+        processes, or shorter logs); then nothing was changed on the disk.
         """
-        if not (existing := self.updates()):
-            raise InputError(f"{self.folder}: there is no checkpoint: train without resuming")
-        path, processes = self.path(existing[-1]), self.accelerator.num_processes
-        try:
-            state = self._read(path, actor_critic)
-            if path.is_dir():
-                tensors = local_tensors(actor_critic, optimizer, wanted=state["tensors"])
-                read_shards(tensors, path, no_dist=processes == 1)
-        except InputError as error:
-            raise InputError(f"{path}: {error}: {DELETE_IT}") from None
-        made = len(state["random"])
-        if not path.is_dir():  # any number of processes reads shards
-            check_processes(path, made, processes)
-            for name, tensor in local_tensors(
-                actor_critic, optimizer, wanted=state["tensors"]
-            ).items():
-                tensor.copy_(state["tensors"][name])
+        path = self.path(update)
+        processes = self.accelerator.num_processes
+        # 1. Weights and Adam's state.
+        state = self._load_tensors(path, actor_critic, optimizer)
         if self.accelerator.scaler and state["scaler"]:
             self.accelerator.scaler.load_state_dict(state["scaler"])
+
+        # 2. The run on the disk: what came later goes, and what killed saves left.
         if self.accelerator.is_main_process:
-            # with what killed saves left
-            rewind_run(self.run, self.folder.glob(".update-*"), state["logs"])
+            later = [self.path(number) for number in self.updates() if number > update]
+            unfinished = self.folder.glob(".update-*")
+            rewind_run(self.run, [*later, *unfinished], state["logs"])
+
+        # 3. Random generators.
+        made = len(state["random"])
         if made == processes:
             set_random_states(state["random"][self.accelerator.process_index])
         else:
@@ -133,25 +129,79 @@ class Checkpoints:
         self.accelerator.wait_for_everyone()
         return state["counters"]
 
+    def load_weights(self, actor_critic: nn.Module, optimizer, update: int) -> None:
+        """Load the weights of this update's checkpoint, and Adam's state; the run on the disk stays as it is.
+
+        Raises `InputError` if the checkpoint is damaged.
+        """
+        self._load_tensors(self.path(update), actor_critic, optimizer)
+
+    def _load_tensors(self, path: Path, actor_critic: nn.Module, optimizer) -> dict:
+        """Load weights and Adam's state; return all that the checkpoint holds. Raises `InputError`; see `load`."""
+        processes = self.accelerator.num_processes
+        try:
+            state = self._read(path, actor_critic)
+            if path.is_dir():
+                tensors = local_tensors(actor_critic, optimizer, wanted=state["tensors"])
+                read_shards(tensors, path, no_dist=processes == 1)
+        except InputError as error:
+            raise InputError(f"{path}: {error}: {DELETE_IT}") from None
+        if not path.is_dir():  # any number of processes reads shards
+            check_processes(path, len(state["random"]), processes)
+            tensors = local_tensors(actor_critic, optimizer, wanted=state["tensors"])
+            for name, tensor in tensors.items():
+                tensor.copy_(state["tensors"][name])
+        return state
+
     def _read(self, path: Path, actor_critic: nn.Module) -> dict:
         """Read a checkpoint; of shards only their shapes. Raises `InputError` with the reason if it is unusable."""
         if name := broken(path):
             raise InputError(f"it is damaged ({name})")
         is_folder = path.is_dir()
+        file = path / STATE if is_folder else path
         # With weights alone the file runs no code of its writer.
-        state = torch.load(
-            path / STATE if is_folder else path, weights_only=True, map_location="cpu"
-        )
+        state = torch.load(file, weights_only=True, map_location="cpu")
         if is_folder:
-            state["tensors"] = {
-                name: x.size for name, x in read_metadata(path).state_dict_metadata.items()
-            }
-        shapes = {name: tuple(getattr(x, "shape", x)) for name, x in state["tensors"].items()}
-        own = {f"weights.{name}": tuple(p.shape) for name, p in _trainable(actor_critic).items()}
-        if own != {name: shape for name, shape in shapes.items() if name.startswith("weights.")}:
+            shards = read_metadata(path).state_dict_metadata
+            state["tensors"] = {name: shard.size for name, shard in shards.items()}
+
+        shapes = {}
+        for name, x in state["tensors"].items():
+            if name.startswith("weights."):
+                shapes[name] = tuple(getattr(x, "shape", x))  # of shards it is the shape itself
+        own_shapes = {}
+        for name, parameter in _trainable(actor_critic).items():
+            own_shapes[f"weights.{name}"] = tuple(parameter.shape)
+        if own_shapes != shapes:
             raise InputError("its weights are those of another model or other adapters")
         self.run.check_logs(state["logs"])
         return state
+
+
+def updates_with_checkpoint(folder: Path) -> list[int]:
+    """The updates that have a checkpoint in a stage's folder `checkpoints`, in order; damaged ones too."""
+    # PPO writes update-000020.pt or a folder update-000020, the trainers of transformers checkpoint-20.
+    written = [*folder.glob("update-*"), *folder.glob("checkpoint-*")]
+    numbers = {path.stem.rpartition("-")[2] for path in written}
+    return sorted(int(number) for number in numbers if number.isdigit())
+
+
+def update_to_resume(folder: Path, at: int | None, total_updates: int | None) -> int:
+    """The update whose checkpoint in `folder` a run continues from: the last one, or `at` (`--at`).
+
+    Raises `InputError` if it is not there, or if the run has made more than `total_updates`; None sets no limit.
+    """
+    updates = updates_with_checkpoint(folder)
+    if not updates:
+        raise InputError(f"{folder}: there is no checkpoint: train without resuming")
+    if at is not None and at not in updates:
+        fix = f"choose from {', '.join(map(str, updates))}, or keep more by --save_total_limit"
+        raise InputError(f"--at {at}: {folder} has no checkpoint of that update: {fix}")
+    update = updates[-1] if at is None else at
+    if total_updates is not None and update > total_updates:
+        fix = f"give --updates {update} or more, or go back by --at to an earlier checkpoint"
+        raise InputError(f"--updates {total_updates}: the run has made {update} already: {fix}")
+    return update
 
 
 def rewind_run(run: "RunFolder", newer: Iterable[Path], logs: Mapping[str, int]) -> None:
@@ -176,8 +226,9 @@ def _remove(*paths: Path) -> None:
 
 
 def _trainable(actor_critic: nn.Module) -> dict[str, Tensor]:
-    """Trainable parameters by name; a tied one appears once."""
+    """Trainable parameters by name; one that two layers share (tied weights) appears once, under its first name."""
     named = actor_critic.named_parameters()
+    # Data-parallel wrappers put "module." before the names.
     return {name.removeprefix("module."): p for name, p in named if p.requires_grad}
 
 
@@ -188,16 +239,17 @@ def local_tensors(
 
     With `wanted`, the names in a checkpoint, Adam first gets empty tensors for the state named there, and no other.
     """
-    tensors, inner = {}, optimizer.optimizer
+    tensors = {}
+    state_of_adam = optimizer.optimizer.state  # inside what accelerate has made of it
     for name, parameter in _trainable(actor_critic).items():
         tensors[f"weights.{name}"] = parameter.detach()
         if wanted is not None:
-            inner.state.pop(parameter, None)
-            if kinds := [kind for kind in ADAM if f"{kind}.{name}" in wanted]:
-                inner.state[parameter] = {kind: _empty(kind, parameter) for kind in kinds}
-        tensors |= {
-            f"{kind}.{name}": tensor for kind, tensor in inner.state.get(parameter, {}).items()
-        }
+            state_of_adam.pop(parameter, None)
+            kinds = [kind for kind in ADAM if f"{kind}.{name}" in wanted]
+            if kinds:  # a parameter that has made no step has no state
+                state_of_adam[parameter] = {kind: _empty(kind, parameter) for kind in kinds}
+        for kind, tensor in state_of_adam.get(parameter, {}).items():
+            tensors[f"{kind}.{name}"] = tensor
     return tensors
 
 
@@ -211,18 +263,22 @@ def _empty(kind: str, parameter: Tensor) -> Tensor:
 def check_processes(checkpoint: Path, made: int, processes: int) -> None:
     """Raise `InputError` if another number of processes made a checkpoint: each has its own random states."""
     if made != processes:
+        makers = "1 process" if made == 1 else f"{made} processes"
         fix = f"launch it with --num_processes {made}"
-        raise InputError(
-            f"{checkpoint}: made by {made} process{'es' * (made != 1)}, not {processes}: {fix}"
-        )
+        raise InputError(f"{checkpoint}: made by {makers}, not {processes}: {fix}")
 
 
 def save_models(
-    folder: Path, models: PPOModels, actor_critic: nn.Module, tokenizer, accelerator: Accelerator
+    folder: Path,
+    models: PPOModels,
+    actor_critic: nn.Module,
+    tokenizer,
+    accelerator: Accelerator,
+    update: int,
 ) -> None:
     """Save policy and critic as adapter folders (or full models) with the tokenizer, as the other commands take them.
 
-    Each replaces an older one when it is complete.
+    `update` is the one after which they have these weights. Each replaces an older one when it is complete.
     """
     for role in ("policy", "critic"):
         model = getattr(models, role).model
@@ -232,3 +288,4 @@ def save_models(
                 model.save_pretrained(temporary, **weights)
                 if role == "policy":
                     tokenizer.save_pretrained(temporary)
+                    write_update_of_weights(temporary, update)

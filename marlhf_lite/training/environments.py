@@ -70,6 +70,7 @@ class Dialogues:
     name: str = "environment"
     max_turns: int = 8
     max_observation_length: int = 64
+    draws_from_policy = True  # of every such sampler; not a field
 
     @property
     def key(self) -> str:

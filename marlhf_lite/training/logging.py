@@ -1,6 +1,6 @@
 """Records of a run: in memory, in its folder, in the terminal, and in trackers (TensorBoard, Weights & Biases)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from accelerate import Accelerator, PartialState
@@ -9,6 +9,7 @@ from tqdm.auto import tqdm
 from marlhf_lite.macro import MacroActions
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.progress import write_updates_of_stage
 
 if TYPE_CHECKING:
     from marlhf_lite.utils.run_folder import RunFolder
@@ -29,6 +30,11 @@ class RunLogger:
         self.run, self.name, self.trackers = run, name, trackers
         self.history: list[dict] = []
 
+    def log_number_of_updates(self, total: int) -> None:
+        """Record how many updates the run is to make, so that readers of its models know whether it has ended."""
+        if self.run is not None and PartialState().is_main_process:
+            write_updates_of_stage(self.run.path, total)
+
     def log_update(self, row: dict) -> None:
         """Record an update's metrics."""
         self.history.append(row)
@@ -44,7 +50,8 @@ class RunLogger:
             self._write("samples", sample_rows(update, rollout, macro_actions.spans()))
 
     def log_held_out(self, update: int, scores: dict[str, float]) -> None:
-        """Record the scores of a held-out test, and print them."""
+        """Record the numbers of a held-out test, and print them; `history` has them as `test/NAME`."""
+        self._add_test_to_history(update, scores)
         self.write_line(held_out_line(self.name, update, scores))
         self._write("tests", [{"update": update} | scores])
         if self.trackers:
@@ -54,6 +61,11 @@ class RunLogger:
         """Print a line above the progress bar, once over all processes."""
         if PartialState().is_main_process:
             tqdm.write(text)
+
+    def _add_test_to_history(self, update: int, scores: Mapping[str, float]) -> None:
+        for row in self.history:
+            if row["update"] == update:
+                row |= {f"test/{name}": x for name, x in scores.items() if name != "update"}
 
     def _write(self, name: str, rows: list[dict]) -> None:
         if self.run is not None and PartialState().is_main_process:
@@ -67,33 +79,45 @@ class RunLogger:
             raise InputError(
                 f"{self.run.path}: metrics of {len(self.history)} updates, not {updates}: start again"
             )
+        for test in self.run.tests():
+            self._add_test_to_history(test["update"], test)
 
 
 def sample_rows(update: int, rollout: Rollout, spans: Sequence[Sequence]) -> list[dict]:
     """Return a row for samples.jsonl of each response, with its score and macro actions (token spans)."""
-    columns = {
+    columns: dict[str, Sequence] = {
         "prompt": rollout.prompts,
         "response": rollout.responses,
         "score": rollout.scores.tolist(),
         "tokens": rollout.lengths.tolist(),
         "ended": rollout.ended.tolist(),
         "spans": spans,
-    } | ({} if rollout.turns is None else {"turns": rollout.turns})
-    return [
-        {"update": update} | dict(zip(columns, row, strict=True))
-        for row in zip(*columns.values(), strict=True)
-    ]
+    }
+    if rollout.turns is not None:
+        columns["turns"] = rollout.turns
+    rows = []
+    for number in range(len(rollout)):
+        values = {name: column[number] for name, column in columns.items()}
+        rows.append({"update": update, **values})
+    return rows
 
 
-def held_out_line(name: str, update: int, scores: dict[str, float]) -> str:
-    """Write the scores of a held-out test as one line for the terminal; its KL is k3, which is at least 0."""
+def held_out_line(name: str, update: int, scores: Mapping[str, float]) -> str:
+    """Write the numbers of a held-out test as one line for the terminal.
+
+    Those of `HeldOutEvaluation` are put together; its KL is k3, which is at least 0. All others have their own name.
+    """
     parts = []
+    others = dict(scores)
     for key, label in (("score", "score"), ("gold", "gold score")):
-        if f"{key}_mean" in scores:
-            sft, wins = scores[f"{key}_sft"], scores[f"{key}_win_rate"]
-            parts.append(
-                f"{label} {scores[f'{key}_mean']:.2f} (SFT {sft:.2f}, win rate {wins:.0%})"
-            )
-    return f"{name}: update {update}, held-out prompts: " + ", ".join(
-        [*parts, f"KL {scores['kl_k3']:.2f}"]
-    )
+        names = [f"{key}_mean", f"{key}_sft", f"{key}_win_rate"]
+        if not all(number in scores for number in names):
+            continue
+        mean, sft, wins = [others.pop(number) for number in names]
+        parts.append(f"{label} {mean:.2f} (SFT {sft:.2f}, win rate {wins:.0%})")
+    if "kl_k3" in scores:
+        parts.append(f"KL {scores['kl_k3']:.2f}")
+        for number in ("kl", "kl_k1", "kl_k3", "tokens", "ended"):  # these are in tests.jsonl alone
+            others.pop(number, None)
+    parts += [f"{number} {value:.4g}" for number, value in others.items()]
+    return f"{name}: update {update}, held-out prompts: " + ", ".join(parts)

@@ -6,12 +6,14 @@ It knows nothing of the method: it is handed the update, and what it calls betwe
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from accelerate import Accelerator
 from tqdm.auto import tqdm
 
 from marlhf_lite.config.method import PPOTrainerConfig
 from marlhf_lite.macro import MacroActions
+from marlhf_lite.training.best_update import BestUpdate
 from marlhf_lite.training.logging import SAMPLES, RunLogger
 from marlhf_lite.training.metrics import Clock
 from marlhf_lite.training.rollout import Rollout, prompt_batches
@@ -24,6 +26,18 @@ SHOWN = ("score_mean", "gold_mean", "kl_k3")  # metrics in the progress bar
 Update = Callable[[list[str]], dict[str, float]]  # prompts -> metrics
 
 
+class Callback:
+    """What is told of every update: give a trainer objects of your subclass as `callbacks=`."""
+
+    def after_update(self, trainer: Any, row: dict[str, float], rollout: Rollout) -> None:
+        """Called when an update is done and recorded.
+
+        `trainer` is the `PPOTrainer`, `row` are the update's metrics, and `rollout` its scored responses,
+        sorted by length. With several processes each one calls its own callback, with the metrics of all processes and
+        its own responses.
+        """
+
+
 @dataclass(kw_only=True)
 class TrainingLoop:
     """Makes the updates of a run, one after another."""
@@ -34,26 +48,41 @@ class TrainingLoop:
     total_updates: int
     logger: RunLogger
     accelerator: Accelerator
+    best: BestUpdate  # compares held-out tests
     save_checkpoint: Callable[[], None] | None  # of the present state; None without a folder
-    test_held_out: Callable[[], dict[str, float]] | None  # scores on held-out prompts
+    test_held_out: Callable[[], dict[str, float]] | None  # numbers of held-out prompts, by name
 
-    def run(self, update: Update, asked_to_stop: Callable[[], bool]) -> None:
-        """Call `update` on batch after batch, until all are done or there is a reason to stop."""
+    def run(self, update: Update, asked_to_stop: Callable[[], bool]) -> bool:
+        """Call `update` on batch after batch, until all are done or there is a reason to stop.
+
+        Returns whether the run has come to its end: if it was only asked to stop, it has not.
+        """
+        self.logger.log_number_of_updates(self.total_updates)
         batches = self._batches_to_come()
         history = self.logger.history
-        stop = bool(history) and self._is_beyond_kl_ceiling(history[-1])
+        # A run that is resumed may have stopped for good.
+        has_ended = bool(history) and self._has_reason_to_end(history[-1])
+        is_asked_to_stop = False
         with self._progress_bar() as bar:
-            while not stop and self.state.updates_done < self.total_updates:
-                row = self._update_or_save(update, next(batches))
+            while not (has_ended or is_asked_to_stop or self._has_all_updates()):
+                row = self._update_or_save_and_raise(update, next(batches))
                 bar.set_postfix({name: f"{row[name]:z.2f}" for name in SHOWN if name in row})
                 bar.update()
 
-                stop = self._is_beyond_kl_ceiling(row)
-                if self.test_held_out and self.is_due(self.config.eval_every, last=stop):
-                    self.logger.log_held_out(self.state.updates_done, self.test_held_out())
-                stop = asked_to_stop() or stop
-                if self.save_checkpoint and self.is_due(self.config.checkpoint_every, last=stop):
+                has_ended = self._is_beyond_kl_ceiling(row)
+                is_new_best = False
+                if self.test_held_out and self.is_due(self.config.eval_every, last=has_ended):
+                    scores = self.test_held_out()
+                    self.logger.log_held_out(self.state.updates_done, scores)
+                    is_new_best = self.best.is_new_best(scores)
+                    has_ended = self._is_out_of_patience() or has_ended
+                is_asked_to_stop = asked_to_stop()
+
+                is_last = has_ended or is_asked_to_stop
+                is_due = self.is_due(self.config.checkpoint_every, last=is_last)
+                if self.save_checkpoint and (is_due or is_new_best):
                     self.save_checkpoint()
+        return has_ended or self._has_all_updates()
 
     def record(
         self, row: dict[str, float], clock: Clock, rollout: Rollout, macro_actions: MacroActions
@@ -62,7 +91,7 @@ class TrainingLoop:
         update = self.state.updates_done
         self.state.generated_tokens += row["tokens"]
         seconds = clock.total()
-        row = {"update": update} | row
+        row = {"update": update, **row}
         row["generated_tokens"] = self.state.generated_tokens
         row["tokens_per_second"] = row["tokens"] / seconds
         row["seconds"] = seconds
@@ -78,7 +107,11 @@ class TrainingLoop:
     def is_due(self, every: int, *, last: bool = False) -> bool:
         """Whether work is due that is done every `every` updates (0: never), and after the last one."""
         done = self.state.updates_done
-        return every > 0 and (done % every == 0 or last or done == self.total_updates)
+        is_last = last or done == self.total_updates
+        return every > 0 and (done % every == 0 or is_last)
+
+    def _has_all_updates(self) -> bool:
+        return self.state.updates_done >= self.total_updates
 
     def _batches_to_come(self) -> Iterator[list[str]]:
         # Batches follow from the seed, so the number of updates is the position in the data.
@@ -93,8 +126,8 @@ class TrainingLoop:
             disable=not self.accelerator.is_local_main_process,
         )
 
-    def _update_or_save(self, update: Update, prompts: list[str]) -> dict[str, float]:
-        """An update; if a server or environment fails, a checkpoint is written from which the run continues."""
+    def _update_or_save_and_raise(self, update: Update, prompts: list[str]) -> dict[str, float]:
+        """Make an update; if a server or environment fails, write a checkpoint to continue from, and raise."""
         states = random_states()
         try:
             return update(prompts)
@@ -105,6 +138,19 @@ class TrainingLoop:
                 self.save_checkpoint()
                 message += "; --resume continues from here"
             raise InputError(message) from error
+
+    def _has_reason_to_end(self, last_row: dict[str, float]) -> bool:
+        """Whether a run ends after this update though there are more to make, and says so."""
+        return self._is_beyond_kl_ceiling(last_row) or self._is_out_of_patience()
+
+    def _is_out_of_patience(self) -> bool:
+        if not self.best.is_out_of_patience():
+            return False
+        reason = f"no better {self.best.number} in {self.state.tests_without_better} tests"
+        self.logger.write_line(
+            f"{self.logger.name}: stopped at update {self.state.updates_done}: {reason}"
+        )
+        return True
 
     def _is_beyond_kl_ceiling(self, row: dict[str, float]) -> bool:
         ceiling = self.config.kl_ceiling

@@ -30,19 +30,23 @@ class MemoryLimit:
     rows_per_step: int  # of an optimizer step in this process: the largest useful micro-batch
     is_sharded: bool  # whether FSDP2 shards the models
 
-    def run(self, work: Callable[[], Result], *, alone: bool = False) -> Result:
+    def run(self, work: Callable[[], Result], *, no_process_waits: bool = False) -> Result:
         """Return `work()`, done again with half the micro-batch each time that memory ends.
 
-        `work` reads the size from the state, and its result does not depend on it. `alone`: no other process waits
-        for this one in the middle of it. Raises `InputError` if one row does not fit, or if others wait.
+        `work` reads the size from the state, and its result does not depend on it. `no_process_waits`: no other process
+        waits for this one in the middle of the work, so this one can begin it again by itself. Raises `InputError` if
+        one row does not fit, or if others wait.
         """
 
         def attempt(size: int) -> Result:
             self.state.micro_batch.now = size
             return work()
 
-        is_alone = alone or self.accelerator.num_processes == 1
-        return self._halving(attempt, self.state.micro_batch.now, alone=is_alone)
+        return self._with_fewer_rows_when_memory_ends(
+            attempt,
+            rows=self.state.micro_batch.now,
+            can_begin_again=no_process_waits or self.accelerator.num_processes == 1,
+        )
 
     def fit_micro_batch(self, dry_run: Callable[[], None]) -> int:
         """Set the micro-batch to the largest for which `dry_run()` fits (`--micro_batch_size 0`); return it.
@@ -50,30 +54,38 @@ class MemoryLimit:
         Dry runs decide `--gradient_checkpointing auto`, too: activations are recomputed if fewer rows than asked for,
         or fewer than `FEW_ROWS` of any number, fit without it. Nobody can try again under FSDP2, which recomputes.
         """
-        asked = self.state.micro_batch.now
-        most = asked or self.rows_per_step
-        least = min(asked or FEW_ROWS, self.rows_per_step)
-        is_undecided = self.state.gradient_checkpointing == "auto"
+        asked_rows = self.state.micro_batch.now
+        most_rows = asked_rows or self.rows_per_step
+        enough_rows = min(asked_rows or FEW_ROWS, self.rows_per_step)
+        is_auto = self.state.gradient_checkpointing == "auto"
 
         def attempt(size: int) -> None:
             self.state.micro_batch.now = size
-            is_few = size < least or self.is_sharded
-            if self.state.gradient_checkpointing == "auto" and is_few:
+            is_too_few = size < enough_rows or self.is_sharded
+            if self.state.gradient_checkpointing == "auto" and is_too_few:
                 self.recompute_activations()
             dry_run()
 
-        is_alone = self.accelerator.num_processes == 1 or not self.is_sharded
-        self._halving(attempt, most, alone=is_alone)
-        if is_undecided and self._some_process_recomputes():
+        # With one process, or whole models in each, nobody waits in the middle of a dry run.
+        can_begin_again = self.accelerator.num_processes == 1 or not self.is_sharded
+        self._with_fewer_rows_when_memory_ends(
+            attempt, rows=most_rows, can_begin_again=can_begin_again
+        )
+        if is_auto and self._some_process_recomputes():
+            # More rows fit now.
             self.recompute_activations()
-            self._halving(attempt, most, alone=is_alone)  # more rows fit now
+            self._with_fewer_rows_when_memory_ends(
+                attempt, rows=most_rows, can_begin_again=can_begin_again
+            )
 
         recomputes = self.state.gradient_checkpointing is True
         self.state.gradient_checkpointing = recomputes
         size = min(gather_object([self.state.micro_batch.now]))
         self.state.micro_batch.now = size
-        line = f"micro_batch_size {size}: the most that fits of {most} of the longest responses"
-        if is_undecided:
+        line = (
+            f"micro_batch_size {size}: the most that fits of {most_rows} of the longest responses"
+        )
+        if is_auto:
             line += f" (gradient_checkpointing {recomputes})"
         self.logger.write_line(line)
         return size
@@ -87,12 +99,14 @@ class MemoryLimit:
     def _some_process_recomputes(self) -> bool:
         return any(gather_object([self.state.gradient_checkpointing is True]))
 
-    def _halving(self, attempt: Callable[[int], Result], size: int, *, alone: bool) -> Result:
+    def _with_fewer_rows_when_memory_ends(
+        self, attempt: Callable[[int], Result], *, rows: int, can_begin_again: bool
+    ) -> Result:
         result, _ = with_less_memory(
             attempt,
-            size,
+            rows,
             "--micro_batch_size {}",
-            alone=alone,
+            alone=can_begin_again,
             start_over=self.optimizer.zero_grad,
         )
         return result

@@ -5,6 +5,8 @@ changes an equation in another way: `rewards`, `estimate`, `policy_loss` or `val
 one. The trainer takes it as `objective=`, the command line as `--objective package.module:Class`.
 """
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -29,12 +31,12 @@ class Variant:
 
     #: Every token has its own value, and λ counts at the bounds of macro actions.
     steps_are_tokens: bool = False
-    #: λ of the advantages is 1 − 1 / (α · macro actions) of each response, instead of `--lam`.
-    alpha: float | None = None
+    #: λ of the advantages is 1 − 1 / (α · macro actions) of each response, with this α, instead of `--lam`.
+    alpha_of_lam: float | None = None
     #: λ of the returns, to which the critic regresses, if it is not that of the advantages.
-    critic_lam: float | None = None
-    #: Of the losses: over all tokens (or macro actions), or over each "response" first.
-    mean: str = "token"
+    lam_of_returns: float | None = None
+    #: The mean of the losses: over all tokens (or macro actions), or over each "response" first.
+    loss_mean: str = "token"
     #: Of the KL penalty: k1 is the log-ratio d itself, k3 is exp(−d) − 1 + d.
     kl_estimator: str = "k1"
 
@@ -72,14 +74,17 @@ class Objective:
             config.sigma,
         )
 
-    def estimate(self, rewards: Tensor, values: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def estimate(
+        self, rewards: Tensor, values: Tensor, batch: Batch, outputs: ModelOutputs | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Â_τ and Q̂_τ = Â_τ + V(ω_τ), each [B, S], from rewards and values [B, S] by GAE (Appendix E).
 
-        δ_τ = R_τ + γ V(ω_{τ+1}) − V(ω_τ),  Â_τ = Σ_k (γλ)^k δ_{τ+k}.
+        δ_τ = R_τ + γ V(ω_{τ+1}) − V(ω_τ),  Â_τ = Σ_k (γλ)^k δ_{τ+k}. This equation does not read the `outputs`: the
+        log-probabilities, entropies and values of the tokens [B, T]. A subclass may, and may leave the argument out.
         """
         advantages, returns = self.gae(rewards, values, batch, self.lam(batch))
-        if self.variant.critic_lam is not None:  # with 1, returns are the plain sum of rewards
-            _, returns = self.gae(rewards, values, batch, self.variant.critic_lam)
+        if self.variant.lam_of_returns is not None:  # with 1, returns are the plain sum of rewards
+            _, returns = self.gae(rewards, values, batch, self.variant.lam_of_returns)
         return advantages, returns
 
     def policy_loss(
@@ -99,7 +104,7 @@ class Objective:
             clip=self.config.cliprange,
             ratio=self.config.ratio,
             normalizer=count,
-            mean=self.variant.mean,
+            mean=self.variant.loss_mean,
         )
 
     def value_loss(
@@ -118,7 +123,7 @@ class Objective:
             target=self.config.value_target,
             sigma=self.config.sigma,
             normalizer=count,
-            mean=self.variant.mean,
+            mean=self.variant.loss_mean,
         )
 
     # -- their parts --------------------------------------------------------------------------------------------------
@@ -131,9 +136,9 @@ class Objective:
 
     def lam(self, batch: Batch) -> float | Tensor:
         """λ of the advantages: one number, or one for each response [B, 1]."""
-        if self.variant.alpha is None:
+        if self.variant.alpha_of_lam is None:
             return self.config.lam
-        return macro.adaptive_lam(batch.macro_actions.mask, self.variant.alpha)
+        return macro.adaptive_lam(batch.macro_actions.mask, self.variant.alpha_of_lam)
 
     def gae(
         self, rewards: Tensor, values: Tensor, batch: Batch, lam: float | Tensor
@@ -157,7 +162,10 @@ class Objective:
         values = macro.macro_values(outputs.values, batch.steps, self.config.sigma)
         with named_errors("objective", self.user_name):
             rewards = self.rewards(batch, outputs)
-            estimates = self.estimate(rewards, values, batch)
+            if _takes_outputs(self.estimate):
+                estimates = self.estimate(rewards, values, batch, outputs)
+            else:
+                estimates = self.estimate(rewards, values, batch)
             if not isinstance(estimates, tuple) or len(estimates) != 2:
                 raise InputError("estimate: return a tuple of advantages and returns")
             advantages = clean("advantages", estimates[0], batch.steps.mask)
@@ -187,7 +195,7 @@ class Objective:
         `normalizers` are the `counts` of the whole optimizer step.
         """
         policy_terms, value_terms, responses = normalizers
-        counts_responses = self.variant.mean == "response"
+        counts_responses = self.variant.loss_mean == "response"
         policy_count = responses if counts_responses else policy_terms
         value_count = responses if counts_responses else value_terms
         with named_errors("objective", self.user_name):
@@ -206,6 +214,15 @@ class Objective:
         stats |= {"value_loss": value_loss.detach()}
         stats |= _parts_of_step("value", value_stats, terms=value_terms, share=share)
         return total, stats
+
+
+def _takes_outputs(estimate: Callable) -> bool:
+    """Whether a user's `estimate` has the argument `outputs`, or takes any number of arguments."""
+    try:
+        inspect.signature(estimate).bind("rewards", "values", "batch", "outputs")
+    except TypeError:
+        return False
+    return True
 
 
 def _parts_of_step(
@@ -232,8 +249,8 @@ def _checked_loss(name: str, returned: LossAndStats) -> LossAndStats:
         raise InputError(
             f"{name}: return a tensor of one number, and a dict of stats, which may be empty"
         )
-    loss, given = returned
-    stats = {stat: torch.as_tensor(x).detach() for stat, x in given.items()}
+    loss, returned_stats = returned
+    stats = {stat: torch.as_tensor(x).detach() for stat, x in returned_stats.items()}
     for stat, x in stats.items():
         if stat in ("loss", "grad_norm") or x.dim():
             fix = "return one number, by another name than loss or grad_norm"

@@ -21,20 +21,20 @@ from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.user_code import import_user_code, is_user_code, named_errors
 
 # What a name changes in `Variant`.
-CHANGES: dict[str, dict[str, Any]] = {
-    "released": {"mean": "response"},
+CHANGES_OF_VARIANT: dict[str, dict[str, Any]] = {
+    "released": {"loss_mean": "response"},
     "sae": {"steps_are_tokens": True},
-    "vapo": {"alpha": 0.05},
-    "vc_ppo": {"critic_lam": 1.0},
+    "vapo": {"alpha_of_lam": 0.05},
+    "vc_ppo": {"lam_of_returns": 1.0},
     "k3": {"kl_estimator": "k3"},
 }
 # Which numbers name=number takes.
-NUMBERS: dict[str, Callable[[float], bool]] = {
+IS_VALID_NUMBER: dict[str, Callable[[float], bool]] = {
     "vapo": lambda alpha: alpha > 0,
     "vc_ppo": lambda lam: 0 <= lam <= 1,
 }
-# Options without effect: steps of one token need no pooling, and vapo sets λ.
-UNUSED = {
+# Options without effect beside a name: steps of one token need no pooling, and vapo sets λ.
+OPTIONS_WITHOUT_EFFECT = {
     "sae": ("sigma", "rho", "ratio", "value_target", "reward_pooling"),
     "vapo": ("lam",),
 }
@@ -46,9 +46,9 @@ def make_objective(config: PPOTrainerConfig) -> Objective:
     Raises `InputError` also for an option that has no effect beside it.
     """
     objective = build_objective(config.objective, config)
-    for word in _words(config.objective):
+    for word in _each_name_once(config.objective):
         name, _, _ = word.partition("=")
-        for option in UNUSED.get(name, ()):
+        for option in OPTIONS_WITHOUT_EFFECT.get(name, ()):
             value = getattr(config, option)
             default = getattr(PPOTrainerConfig, option)
             if value != default:
@@ -75,9 +75,9 @@ def build_objective(names: str, config: PPOTrainerConfig) -> Objective:
     kind = Objective
     user_name = ""
     changes: dict[str, Any] = {}
-    for word in _words(names):
+    for word in _each_name_once(names):
         if not is_user_code(word):
-            changes |= _changes_of(word)
+            changes |= _changes_of_variant(word)
         elif not user_name:
             kind = _user_class(word)
             user_name = word
@@ -85,7 +85,7 @@ def build_objective(names: str, config: PPOTrainerConfig) -> Objective:
             fix = f"write one class that inherits from both, in place of {user_name}"
             raise InputError(f"--objective {word}: a second class: {fix}")
     variant = Variant(**changes)
-    if variant.mean == "response":
+    if variant.loss_mean == "response":
         _check_losses_are_ours(kind, user_name)
     with named_errors("objective", names):
         return kind(config, variant, user_name)
@@ -99,13 +99,18 @@ def check_first_update(
     If the models' outputs are not finite, the objective is not to blame.
     """
     name = objective.user_name or type(objective).__name__
-    given = (old.logprobs, old.values, batch.rollout.ref_logprobs, batch.rollout.scores)
-    made = {"advantages": old.advantages, "returns": old.returns} | losses
-    wrong = [what for what, x in made.items() if not x.isfinite().all()]
-    if wrong and all(x.isfinite().all() for x in given):
-        raise InputError(
-            f"--objective {name}: {', '.join(wrong)} of the first update are not finite: correct it"
-        )
+    outputs_of_models = (
+        old.logprobs,
+        old.values,
+        batch.rollout.ref_logprobs,
+        batch.rollout.scores,
+    )
+    are_outputs_finite = all(bool(x.isfinite().all()) for x in outputs_of_models)
+    results = {"advantages": old.advantages, "returns": old.returns} | losses
+    nonfinite = [what for what, x in results.items() if not x.isfinite().all()]
+    if nonfinite and are_outputs_finite:
+        what = f"{', '.join(nonfinite)} of the first update are not finite"
+        raise InputError(f"--objective {name}: {what}: correct it")
     entropy = old.entropy.clone().requires_grad_()
     outputs = ModelOutputs(old.logprobs, entropy, old.values)
     loss, _ = objective.losses(batch, outputs, old, objective.counts(batch))
@@ -116,8 +121,8 @@ def check_first_update(
         )
 
 
-def _words(names: str) -> list[str]:
-    """The names, each once: `vapo=0.1` takes the place of an earlier `vapo`."""
+def _each_name_once(names: str) -> list[str]:
+    """The comma-separated names, each once: `vapo=0.1` takes the place of an earlier `vapo`."""
     words = {}
     for word in names.split(","):
         name, _, _ = word.strip().partition("=")
@@ -126,31 +131,33 @@ def _words(names: str) -> list[str]:
     return list(words.values())
 
 
-def _known() -> str:
-    return f"{', '.join(CHANGES)} (comma-separated)"
+def _text_of_known_names() -> str:
+    return f"{', '.join(CHANGES_OF_VARIANT)} (comma-separated)"
 
 
-def _changes_of(word: str) -> dict[str, Any]:
+def _changes_of_variant(word: str) -> dict[str, Any]:
     """What `name` or `name=number` changes in `Variant`."""
     name, _, number = word.partition("=")
-    if name not in CHANGES:
-        raise InputError(f"--objective {word}: unknown: give {_known()}, or package.module:Class")
+    if name not in CHANGES_OF_VARIANT:
+        raise InputError(
+            f"--objective {word}: unknown: give {_text_of_known_names()}, or package.module:Class"
+        )
     if not number:
-        return CHANGES[name]
+        return CHANGES_OF_VARIANT[name]
     fix = "give vapo an alpha above 0, vc_ppo a lambda from 0 to 1, and the others no number"
     try:
         value = float(number)
     except ValueError:
         raise InputError(f"--objective {word}: {fix}") from None
-    if name not in NUMBERS or not NUMBERS[name](value):
+    if name not in IS_VALID_NUMBER or not IS_VALID_NUMBER[name](value):
         raise InputError(f"--objective {word}: {fix}")
-    (field,) = CHANGES[name]
+    (field,) = CHANGES_OF_VARIANT[name]  # each of these names changes one field
     return {field: value}
 
 
 def _user_class(word: str) -> type[Objective]:
     """The subclass of `Objective` that package.module:Class names."""
-    kind = import_user_code("objective", word, _known())
+    kind = import_user_code("objective", word, _text_of_known_names())
     if not (isinstance(kind, type) and issubclass(kind, Objective)):
         raise InputError(
             f"--objective {word}: give a subclass of marlhf_lite.training.objective.Objective"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from marlhf_lite.config.method import RolloutConfig
+from marlhf_lite.config.method import PPOTrainerConfig, RolloutConfig
 
 HALF_LOSS_SCALE = 2.0**12  # multiplies the loss, and divides the gradients of the weights
 
@@ -21,13 +21,19 @@ def make_optimizer(
     Only matrices have weight decay, as in transformers and in the released code; norms and biases have none.
     """
     groups = []
-    for role, params in parameters.items():
-        matrices, vectors = [p for p in params if p.ndim > 1], [p for p in params if p.ndim < 2]
+    for role, weights in parameters.items():
+        decaying = list(weights)
+        vectors = [weight for weight in weights if weight.ndim < 2]
         if config.weight_decay and vectors:
             groups.append({"params": vectors, "name": role, "lr": rates[role], "weight_decay": 0.0})
-            params = matrices
+            decaying = [weight for weight in weights if weight.ndim > 1]
         groups.append(
-            {"params": params, "name": role, "lr": rates[role], "weight_decay": config.weight_decay}
+            {
+                "params": decaying,
+                "name": role,
+                "lr": rates[role],
+                "weight_decay": config.weight_decay,
+            }
         )
     return torch.optim.AdamW(groups, betas=(config.adam_beta1, config.adam_beta2), fused=True)
 
@@ -37,10 +43,37 @@ def loss_scale(model: nn.Module) -> float:
 
     Gradients of single tokens are below the smallest number of float16 and would become 0.
     """
-    formats = {p.dtype for p in model.parameters()} | {
-        getattr(m, "compute_dtype", None) for m in model.modules()
+    formats_of_weights = {weight.dtype for weight in model.parameters()}
+    # Layers of 4 bits say in which format they compute.
+    formats_of_layers = {getattr(layer, "compute_dtype", None) for layer in model.modules()}
+    if torch.float16 in formats_of_weights | formats_of_layers:
+        return HALF_LOSS_SCALE
+    return 1.0
+
+
+def set_learning_rates(
+    optimizer: torch.optim.Optimizer,
+    config: PPOTrainerConfig,
+    updates_done: int,
+    total_updates: int,
+) -> None:
+    """Set the learning rates of PPO's next update: each role's schedule counts the updates in which the role moves.
+
+    The critic counts all of them, so a critic that learns alone first has its full rate when the policy begins; the
+    policy counts from the first update after `critic_warmup`, so its own warm-up is the same with and without it. It
+    does not matter how many optimizer steps an update has.
+    """
+    peaks = {
+        "policy": config.policy_learning_rate,
+        "critic": config.critic_learning_rate,
     }
-    return HALF_LOSS_SCALE if torch.float16 in formats else 1.0
+    for group in optimizer.param_groups:
+        role = group["name"]
+        updates_of_waiting = config.critic_warmup if role == "policy" else 0
+        # While it waits it has no gradient, and its rate does not matter.
+        updates_of_role = max(updates_done - updates_of_waiting, 0)
+        share = learning_rate_share(config, updates_of_role, total_updates - updates_of_waiting)
+        group["lr"] = peaks[role] * share
 
 
 def learning_rate_share(config: RolloutConfig, update: int, total: int) -> float:
@@ -48,15 +81,16 @@ def learning_rate_share(config: RolloutConfig, update: int, total: int) -> float
 
     It rises linearly over the warm-up, then stays, or falls to 0 after the last update, linearly or as half a cosine.
     """
-    warmup = max(
-        config.warmup_updates if config.warmup_updates >= 1 else config.warmup_updates * total, 1
-    )
+    warmup = config.warmup_updates
+    if warmup < 1:  # a share of all updates
+        warmup = warmup * total
+    warmup = max(warmup, 1)
     if update + 1 < warmup:
         return (update + 1) / warmup
-    done = (update + 1 - warmup) / max(total + 1 - warmup, 1)
-    shares = {
-        "constant": 1.0,
-        "linear": 1.0 - done,
-        "cosine": 0.5 * (1.0 + math.cos(math.pi * done)),
-    }
-    return shares[config.rl_lr_scheduler_type]
+
+    decay_done = (update + 1 - warmup) / max(total + 1 - warmup, 1)  # from 0 to 1
+    if config.rl_lr_scheduler_type == "linear":
+        return 1.0 - decay_done
+    if config.rl_lr_scheduler_type == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * decay_done))
+    return 1.0

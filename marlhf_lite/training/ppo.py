@@ -3,7 +3,7 @@
 `PPOTrainer.update` is one update in five numbered steps; the methods of each step follow in the order in which they
 are called, and `Objective` holds the equations. With `FixedNGram(1)` every macro action is one token, and the same code
 is token-level PPO. What keeps a run alive around its updates is in other files, which know nothing of the method:
-`TrainingLoop`, `MemoryLimit`, `Safeguards` and `Checkpoints`.
+`TrainingLoop`, `MemoryLimit`, `Safeguards` and `Checkpoints`; `wiring` makes them.
 
 Shapes: B responses, T response tokens, S macro actions.
 """
@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,31 +19,27 @@ from typing import TYPE_CHECKING
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from marlhf_lite import macro
 from marlhf_lite.config.method import PPOTrainerConfig
-from marlhf_lite.models.actor_critic import ActorCritic, PPOModels, trainable
+from marlhf_lite.models.actor_critic import PPOModels
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training import sampler_checks
-from marlhf_lite.training.checkpoint import Checkpoints, save_models
+from marlhf_lite.training.checkpoint import save_models
 from marlhf_lite.training.critic_metrics import diagnose_critic
 from marlhf_lite.training.distributed import (
     full_tensor,
     gathered_outside_layers,
-    is_sharded,
     raise_on_all_ranks,
-    shard_frozen,
     sum_over_processes,
 )
 from marlhf_lite.training.experience import Batch, Experience, ModelOutputs
-from marlhf_lite.training.logging import RunLogger
-from marlhf_lite.training.loop import TrainingLoop
-from marlhf_lite.training.memory_limit import MemoryLimit, longest_rollout
+from marlhf_lite.training.loop import Callback
+from marlhf_lite.training.memory_limit import longest_rollout
 from marlhf_lite.training.metrics import Clock, mean_over_steps, update_metrics
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.objectives import check_first_update, make_objective
-from marlhf_lite.training.optimizer import learning_rate_share, loss_scale, make_optimizer
+from marlhf_lite.training.optimizer import set_learning_rates
 from marlhf_lite.training.rewards import (
     EnvironmentReward,
     FunctionReward,
@@ -60,8 +55,8 @@ from marlhf_lite.training.rollout import (
     longest_response,
     sampling_of,
 )
-from marlhf_lite.training.run_state import BatchSize, RunState
-from marlhf_lite.training.safeguards import Safeguards, count_updates
+from marlhf_lite.training.safeguards import count_updates
+from marlhf_lite.training.wiring import make_run_parts, prepare_models
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.less_memory import keep_freed_memory
 from marlhf_lite.utils.user_code import named_errors
@@ -86,7 +81,9 @@ class PPOTrainer:
         config: all options; see `PPOTrainerConfig`.
         run: folder for records and checkpoints; None keeps records in memory and makes no checkpoints.
         gold: (prompts, responses) -> true scores, which are recorded and never trained on.
-        held_out: models -> scores on held-out prompts, called every `config.eval_every` updates.
+        held_out: models -> numbers by name, called every `config.eval_every` updates; printed, and in `history` as
+            `test/NAME`.
+        callbacks: each is told of every update: `callback.after_update(trainer, row, rollout)`; see `Callback`.
         name: the trainer's name in the progress bar and in printed lines.
         accelerator: where the models run; made with `log_with` if there are trackers.
         sampler: answers the prompts; see `rollout.Sampler`.
@@ -105,6 +102,7 @@ class PPOTrainer:
         run: "RunFolder | None" = None,
         gold: Callable[[list[str], list[str]], list[float]] | None = None,
         held_out: Callable[[PPOModels], dict[str, float]] | None = None,
+        callbacks: Sequence[Callback] = (),
         name: str = "ppo",
         accelerator: Accelerator | None = None,
         sampler: Sampler = generate,
@@ -115,6 +113,7 @@ class PPOTrainer:
         self.seed = config.seed
         self.prompts = list(prompts)
         self.total_updates = count_updates(config, len(prompts), self.accelerator)
+        self.callbacks = callbacks
 
         # The method: who answers, how answers are scored and cut, and the equations.
         self.models = models
@@ -129,101 +128,71 @@ class PPOTrainer:
         self.has_custom_objective = bool(objective or self.objective.user_name)
         self.logprob_temperature = config.temperature if config.logprobs_at_temperature else 1.0
 
-        self._prepare_models()
+        # Policy and critic, as accelerate has prepared them, with their optimizer.
+        trained = prepare_models(models, config, self.accelerator)
+        self.actor_critic = trained.actor_critic
+        self.optimizer = trained.optimizer
+        self.parameters = trained.parameters
+        self.is_sharded = trained.is_sharded
+        self.loss_scale = trained.loss_scale
 
         # The run around the method.
-        self.state = RunState(
-            micro_batch=BatchSize(asked=config.micro_batch_size, now=config.micro_batch_size),
-            generation_batch=BatchSize(
-                asked=config.generation_batch_size, now=config.generation_batch_size
-            ),
-            gradient_checkpointing=models.gradient_checkpointing,
-        )
-        self.logger = RunLogger(run, name, self.accelerator)
-        self.checkpoints = None
-        save_checkpoint = None
-        if run:
-            self.checkpoints = Checkpoints(run, config.save_total_limit, self.accelerator)
-            save_checkpoint = self._save_checkpoint
-        test_held_out = None
-        if held_out:
-            test_held_out = partial(held_out, models)
-        self.safeguards = Safeguards(
+        parts = make_run_parts(
             config=config,
-            parameters=self.parameters,
-            state=self.state,
-            accelerator=self.accelerator,
-        )
-        self.memory = MemoryLimit(
-            state=self.state,
             models=models,
-            optimizer=self.optimizer,
-            accelerator=self.accelerator,
-            logger=self.logger,
-            rows_per_step=self._rows_per_step(),
-            is_sharded=self.is_sharded,
-        )
-        self.loop = TrainingLoop(
-            config=config,
+            trained=trained,
             prompts=self.prompts,
-            state=self.state,
             total_updates=self.total_updates,
-            logger=self.logger,
             accelerator=self.accelerator,
-            save_checkpoint=save_checkpoint,
-            test_held_out=test_held_out,
+            run=run,
+            held_out=held_out,
+            name=name,
         )
+        self.state = parts.state
+        self.logger = parts.logger
+        self.checkpoints = parts.checkpoints
+        self.best = parts.best
+        self.safeguards = parts.safeguards
+        self.memory = parts.memory
+        self.loop = parts.loop
+        self.update_of_weights = 0  # the update after which the models have their present weights
 
-    def _prepare_models(self) -> None:
-        """Make the optimizer, and put models and optimizer where accelerate wants them.
-
-        There is one optimizer from explicit lists of parameters, and one module for both models, so that data-parallel
-        wrappers see one forward and one backward pass.
-        """
-        models = self.models
-        self.learning_rates = {
-            "policy": self.config.policy_learning_rate,
-            "critic": self.config.critic_learning_rate,
-        }
-        parameters = {"policy": trainable(models.policy), "critic": trainable(models.critic)}
-        optimizer = make_optimizer(parameters, self.learning_rates, self.config)
-        actor_critic = ActorCritic(models.policy, models.critic)
-        self.actor_critic, self.optimizer = self.accelerator.prepare(actor_critic, optimizer)
-        self.is_sharded = is_sharded(self.actor_critic)
-        if isinstance(self.actor_critic, DistributedDataParallel):
-            # All processes have the same buffers, and may differ in the number of passes of a dry run.
-            self.actor_critic.broadcast_buffers = False
-        shard_frozen(
-            models.reference, models.reward, beside=self.actor_critic, accelerator=self.accelerator
-        )
-
-        # Sharding has put other parameters into the optimizer's groups.
-        self.parameters = {"policy": [], "critic": []}
-        for group in self.optimizer.param_groups:
-            self.parameters[group["name"]].extend(group["params"])
-        self.loss_scale = loss_scale(models.policy)
+    @property
+    def history(self) -> list[dict]:
+        """The metrics of each update so far, with the held-out numbers of updates that were tested."""
+        return self.logger.history
 
     def train(
-        self, resume: bool = False, asked_to_stop: Callable[[], bool] = lambda: False
+        self,
+        resume: bool = False,
+        asked_to_stop: Callable[[], bool] = lambda: False,
+        at: int | None = None,
     ) -> list[dict]:
         """Make all updates; return the metrics of each, which are also in the run's metrics.jsonl.
 
-        With `resume` the run continues from its last checkpoint, bit by bit as if it had not been stopped. It stops
-        early if the KL passes `config.kl_ceiling`, and with a checkpoint after the update in which `asked_to_stop()`
-        becomes true.
+        With `resume` the run continues from its last checkpoint, bit by bit as if it had not been stopped; `at` takes
+        the checkpoint of an earlier update and deletes the later ones. It stops early if the KL passes
+        `config.kl_ceiling`, or if `config.patience` tests have found nothing better, and with a checkpoint after the
+        update in which `asked_to_stop()` becomes true. With `config.keep_best` a run that has ended has the weights of
+        the best update.
         """
         keep_freed_memory()
-        # No process draws as one of another seed does.
+        # Each process draws other random numbers: no two share a seed, also not those of runs with other seeds.
         torch.manual_seed(self.seed + 100_003 * self.accelerator.process_index)
         if resume:
-            self._resume()
-        if self.micro_batch_size == 0 or self.gradient_checkpointing == "auto":
+            self.resume(at)
+        is_memory_unknown = self.state.micro_batch.now == 0
+        if is_memory_unknown or self.state.gradient_checkpointing == "auto":
             self.fit_micro_batch_size()
-        self.loop.run(self.update, asked_to_stop)
+        has_ended = self.loop.run(self.update, asked_to_stop)
+        self.update_of_weights = self.state.updates_done
+        if has_ended:
+            self.take_best_weights()
         return self.history
 
     def update(self, prompts: list[str]) -> dict[str, float]:
         """Make one update of Algorithm 1 on these prompts; return its metrics."""
+        is_first_update = self.state.updates_done == 0
         clock = Clock()
 
         # 1. Rollout: the current policy answers each prompt (section 2.2).
@@ -237,7 +206,9 @@ class PPOTrainer:
         # 3. Segmentation: the termination rule cuts each response into macro actions (section 3.2.1).
         with clock.phase("macro"):
             macro_actions = self.segment(rollout)
-            if self.state.updates_done == 0:
+            if (
+                is_first_update
+            ):  # a rule that does not work on these responses, as a parser without trees
                 self.termination.check()
 
         # 4. and 5. Old outputs, advantages, and optimisation.
@@ -248,8 +219,12 @@ class PPOTrainer:
         if hasattr(self.reward, "metrics"):
             row |= self.reward.metrics()
         row = self.loop.record(row, clock, rollout, macro_actions)
-        if self.state.updates_done == 1 or self.loop.is_due(self.config.checkpoint_every):
-            self._check_forms(rollout)
+
+        # The adapter has moved now: what samples, with the adapter merged, must still be the policy that trains.
+        if is_first_update or self.loop.is_due(self.config.checkpoint_every):
+            self._check_merged_policy_agrees_with_trained(rollout)
+        for callback in self.callbacks:
+            callback.after_update(self, row, rollout)
         return row
 
     # -- 1. rollout -------------------------------------------------------------------------------
@@ -261,9 +236,8 @@ class PPOTrainer:
         names = tuple(f"{place}/{row}" for row in range(len(prompts)))
         sampling = replace(self.sampling, names=names)
 
-        if is_remote(self.sampler):
-            gathered = nullcontext()
-        else:
+        gathered: AbstractContextManager = nullcontext()
+        if not is_remote(self.sampler):  # servers have weights of their own
             gathered = gathered_outside_layers(policy, root=self.actor_critic)
         with gathered:
             rollout, size = raise_on_all_ranks(
@@ -284,21 +258,24 @@ class PPOTrainer:
 
     def score(self, rollout: Rollout) -> Rollout:
         """The rollout with log π_ref of its tokens [B, T], and scores and gold scores of its responses [B]."""
-        return self.memory.run(lambda: self._score(rollout), alone=not self.is_sharded)
+        return self.memory.run(
+            lambda: self._score_in_micro_batches(rollout),
+            no_process_waits=not self.is_sharded,
+        )
 
     @torch.no_grad()
-    def _score(self, rollout: Rollout) -> Rollout:
+    def _score_in_micro_batches(self, rollout: Rollout) -> Rollout:
         parts = []
         with self.accelerator.autocast():  # the precision that training has
             for rows in self._micro_batches(rollout):
                 part = rollout.select(rows).trim()
-                logprobs, _ = self.models.reference(*self._inputs(part))
+                logprobs, _ = self.models.reference(*self._inputs_of_models(part))
                 parts.append(rollout.widen(logprobs))
             scores = score_responses(self.reward, rollout)
 
-        gold = None
+        gold_scores = None
         if self.gold:
-            gold = score_responses(FunctionReward(self.gold, "gold"), rollout).cpu()
+            gold_scores = score_responses(FunctionReward(self.gold, "gold"), rollout).cpu()
         turn_rewards = None
         if isinstance(self.reward, EnvironmentReward):
             turn_rewards = rollout.turn_rewards
@@ -307,7 +284,7 @@ class PPOTrainer:
             ref_logprobs=torch.cat(parts).masked_fill(~rollout.mask, 0.0),
             scores=scores,
             turn_rewards=turn_rewards,
-            gold=gold,
+            gold=gold_scores,
         )
 
     def _micro_batches(self, batch: Rollout | Batch) -> Sequence[slice]:
@@ -315,9 +292,10 @@ class PPOTrainer:
         size = self.state.micro_batch.now
         return [slice(start, start + size) for start in range(0, len(batch), size)]
 
-    def _inputs(self, part: Rollout) -> tuple[Tensor, Tensor, int, float]:
-        """The arguments of policy, reference, and policy with critic."""
-        return part.tokens, part.attention_mask, part.mask.shape[1], self.logprob_temperature
+    def _inputs_of_models(self, part: Rollout) -> tuple[Tensor, Tensor, int, float]:
+        """The arguments of policy, reference, and policy with critic: tokens, attention mask, T, temperature."""
+        response_width = part.mask.shape[1]
+        return part.tokens, part.attention_mask, response_width, self.logprob_temperature
 
     # -- 3. segmentation --------------------------------------------------------------------------
 
@@ -334,23 +312,19 @@ class PPOTrainer:
         rule = rule or self.termination
         config = config or self.config
         copy = rollout.copy()  # a rule may be a user's, and change what it gets
-        context = self._context(copy)
+        context = {
+            "token_ids": copy.response_ids,
+            "ref_logprobs": copy.ref_logprobs,
+            "tokenizer": self.tokenizer,
+            "step": self.state.updates_done,
+            "process": self.accelerator.process_index,
+        }
         if rule.needs_outputs:  # one forward pass more
             context |= vars(self.all_outputs(rollout))
         macro_actions = macro.check_segmentation(rule(copy.mask, **context), rollout.mask)
         if config.last_token_alone:
             return macro_actions.split_last_token()
         return macro_actions
-
-    def _context(self, rollout: Rollout) -> dict:
-        """The arguments of every termination rule after the mask."""
-        return {
-            "token_ids": rollout.response_ids,
-            "ref_logprobs": rollout.ref_logprobs,
-            "tokenizer": self.tokenizer,
-            "step": self.state.updates_done,
-            "process": self.accelerator.process_index,
-        }
 
     # -- 4. old outputs and advantages, and 5. optimisation ---------------------------------------
 
@@ -367,8 +341,10 @@ class PPOTrainer:
         segmentation = macro.check_segmentation(macro_actions, rollout.mask)
         batch = self.objective.batch(rollout, segmentation)
         weights_before = self.safeguards.weights_before_update()
-        self._set_learning_rates()
-        epochs = config.critic_epochs if self._critic_learns_alone() else config.num_ppo_epochs
+        set_learning_rates(
+            self.optimizer, config, self.state.updates_done, total_updates=self.total_updates
+        )
+        epochs = config.critic_epochs if self._only_critic_learns() else config.num_ppo_epochs
 
         # Several minibatches, whitening and objectives that read other responses need all advantages before the first
         # optimizer step. Where nothing does, the pass that gives the advantages is also the pass of that step.
@@ -392,7 +368,7 @@ class PPOTrainer:
         # 4. Old outputs and advantages, by the policy that sampled (section 3.2.2, Appendices D.1 and E).
         outputs = self.memory.run(lambda: self.all_outputs(batch.rollout))
         old = self.objective.advantages(batch, outputs)
-        sampler_row = self._check_sampler(batch.rollout, old)
+        sampler_row = self._compare_with_sampler(batch.rollout, old)
         if self.config.whiten:
             whitened = macro.whiten(old.advantages, batch.steps.mask, self.accelerator.reduce)
             old = replace(old, advantages=whitened)
@@ -402,8 +378,8 @@ class PPOTrainer:
         for _ in range(epochs):
             for rows in self._minibatches(len(batch)):
                 losses = self._add_gradients(batch.select(rows), old.select(rows))
-                is_first_step = self.state.updates_done == 0 and not steps
-                if is_first_step and self.has_custom_objective:
+                is_first_step_of_run = self.state.updates_done == 0 and not steps
+                if is_first_step_of_run and self.has_custom_objective:
                     check_first_update(self.objective, batch, old, losses)
                 steps.append(self.optimizer_step(losses))
         return old, steps, sampler_row
@@ -412,14 +388,15 @@ class PPOTrainer:
         """Steps 4 and 5 in one pass less: with one minibatch, the policy of the first optimizer step is the old one."""
         normalizers = self.loss_normalizers(batch)
         old, losses = self.memory.run(lambda: self.forward_backward(batch, normalizers))
-        sampler_row = self._check_sampler(batch.rollout, old)
+        sampler_row = self._compare_with_sampler(batch.rollout, old)
         steps = [self.optimizer_step(losses)]
         for _ in range(epochs - 1):
             losses = self._add_gradients(batch, old)
             steps.append(self.optimizer_step(losses))
         return old, steps, sampler_row
 
-    def _critic_learns_alone(self) -> bool:
+    def _only_critic_learns(self) -> bool:
+        """Whether the policy still waits for its critic (`--critic_warmup`)."""
         return self.state.updates_done < self.config.critic_warmup
 
     def _minibatches(self, count: int) -> Sequence[Tensor]:
@@ -429,25 +406,28 @@ class PPOTrainer:
             return [torch.arange(count)]
         return torch.randperm(count).tensor_split(min(self.config.num_mini_batches, count))
 
-    def _check_sampler(self, rollout: Rollout, old: Experience) -> dict[str, float]:
+    def _compare_with_sampler(self, rollout: Rollout, old: Experience) -> dict[str, float]:
         """Metrics of how far the sampler is from the policy. Raises `ServerError` if another policy has sampled."""
+        is_first_update = self.state.updates_done == 0
+        if is_first_update and sampler_checks.is_unknown_policy(self.sampler, rollout):
+            self.logger.write_line(f"note: {sampler_checks.UNKNOWN_POLICY}")
         with named_errors("sampler", getattr(self.sampler, "name", "")):
             return sampler_checks.check_sampled(
                 rollout, self.models.policy, old.logprobs, self.accelerator
             )
 
-    def _check_forms(self, rollout: Rollout) -> None:
+    def _check_merged_policy_agrees_with_trained(self, rollout: Rollout) -> None:
         """Raise `InputError` if the policy with its adapter merged, which samples here, is not the one that trains."""
-        if is_remote(self.sampler):
+        if is_remote(self.sampler):  # servers merge nothing here
             return
 
         def check() -> None:
             few = rollout.select(slice(self.state.micro_batch.now))
-            sampler_checks.check_forms(
+            sampler_checks.check_merged_policy_agrees_with_trained(
                 self.models.policy, few, self.logprob_temperature, self.accelerator
             )
 
-        self.memory.run(check, alone=True)
+        self.memory.run(check, no_process_waits=True)
 
     # -- passes through policy and critic ---------------------------------------------------------
 
@@ -473,7 +453,7 @@ class PPOTrainer:
             part = batch.select(rows)
             is_last = rows == micro_batches[-1]
             # Processes add up their gradients with the last micro-batch alone.
-            sync = nullcontext() if is_last else self._no_sync()
+            sync = nullcontext() if is_last else self._without_gradient_sync()
             with sync:
                 outputs = self.compute_outputs(part.rollout)
                 if old is None:
@@ -487,8 +467,11 @@ class PPOTrainer:
                 stats[name] = stats.get(name, 0.0) + value
         return Experience.concatenate(old_parts), stats
 
-    def _no_sync(self) -> AbstractContextManager:
-        """A block in which each process keeps its gradients to itself; FSDP2 would keep them whole until its end."""
+    def _without_gradient_sync(self) -> AbstractContextManager:
+        """A block in which each process keeps its gradients to itself.
+
+        Under FSDP2 it does nothing: a process would keep all gradients whole until the end of the block.
+        """
         if self.is_sharded:
             return nullcontext()
         return self.accelerator.no_sync(self.actor_critic)
@@ -503,7 +486,7 @@ class PPOTrainer:
     def compute_outputs(self, rollout: Rollout) -> ModelOutputs:
         """One forward pass of policy and critic, with gradients if they are on."""
         part = rollout.trim()
-        outputs = self.actor_critic(*self._inputs(part))
+        outputs = self.actor_critic(*self._inputs_of_models(part))
         logprobs, entropy, values = (
             rollout.widen(output.masked_fill(~part.mask, 0.0)) for output in outputs
         )
@@ -534,7 +517,7 @@ class PPOTrainer:
         row |= {name: float(norm) for name, norm in norms.items()}
         is_finite = all(map(math.isfinite, row.values()))
 
-        if self._critic_learns_alone():
+        if self._only_critic_learns():
             for parameter in self.parameters["policy"]:
                 parameter.grad = None
         # The scaler of fp16 leaves steps that are not finite out by itself.
@@ -544,57 +527,11 @@ class PPOTrainer:
         row["skipped_steps"] = float(not is_finite)
         return row
 
-    def _set_learning_rates(self) -> None:
-        """Each role's schedule counts the updates in which it moves, however many optimizer steps each has.
-
-        The critic counts all of them, so a critic that learns alone first has its full rate when the policy begins; the
-        policy counts from the first update after `critic_warmup`, so its own warm-up is the same with and without it.
-        """
-        for group in self.optimizer.param_groups:
-            role = group["name"]
-            waits = self.config.critic_warmup if role == "policy" else 0
-            done = max(self.state.updates_done - waits, 0)  # while it waits it has no gradient
-            share = learning_rate_share(self.config, done, self.total_updates - waits)
-            group["lr"] = self.learning_rates[role] * share
-
-    # -- the run: what it has recorded, its memory, checkpoints and models --------------------------
-
-    @property
-    def history(self) -> list[dict]:
-        """The metrics of each update so far."""
-        return self.logger.history
-
-    @property
-    def updates_done(self) -> int:
-        """How many updates are done."""
-        return self.state.updates_done
-
-    @updates_done.setter
-    def updates_done(self, count: int) -> None:
-        self.state.updates_done = count
-
-    @property
-    def micro_batch_size(self) -> int:
-        """How many responses go through the models together; 0 before `fit_micro_batch_size`."""
-        return self.state.micro_batch.now
-
-    @micro_batch_size.setter
-    def micro_batch_size(self, size: int) -> None:
-        self.state.micro_batch.now = size
-
-    @property
-    def gradient_checkpointing(self) -> bool | str:
-        """Whether policy and critic recompute activations; "auto" before a dry run has decided."""
-        return self.state.gradient_checkpointing
+    # -- the run: what fits into its memory, its checkpoints and models ----------------------------
 
     def fit_micro_batch_size(self) -> int:
-        """Set `micro_batch_size` to the largest that fits, found by dry runs; returns it."""
+        """Set the micro-batch to the largest that fits, found by dry runs; returns it."""
         return self.memory.fit_micro_batch(self._dry_run)
-
-    def _rows_per_step(self) -> int:
-        """Responses of an optimizer step in this process."""
-        minibatch = self.config.batch_size // self.config.num_mini_batches
-        return max(minibatch // self.accelerator.num_processes, 1)
 
     def _dry_run(self) -> None:
         """Two micro-batches of the longest possible responses, the second on top of the first one's gradients."""
@@ -602,7 +539,7 @@ class PPOTrainer:
         weights = [*chain(*self.parameters.values())]
         moments = [torch.empty_like(weight) for weight in weights * 2]
         rollout = longest_rollout(
-            rows=min(2 * self.state.micro_batch.now, self._rows_per_step()),
+            rows=min(2 * self.state.micro_batch.now, self.memory.rows_per_step),
             prompt_tokens=max(map(len, encode_prompts(self.tokenizer, self.prompts))),
             response_tokens=longest_response(
                 self.sampler, self.tokenizer, self.sampling.max_new_tokens
@@ -612,26 +549,48 @@ class PPOTrainer:
         )
         single_tokens = macro.FixedNGram(1)(rollout.mask)  # the most that segmentation can need
         batch = self.objective.batch(rollout, single_tokens)
-        with self._no_sync():  # processes may differ in how often they try
+        with self._without_gradient_sync():  # processes may differ in how often they try
             self.forward_backward(batch, self.objective.counts(batch))
         del moments
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _save_checkpoint(self) -> None:
-        self.checkpoints.save(self.actor_critic, self.optimizer, self.state.counters())
+    def resume(self, at: int | None = None) -> None:
+        """Continue from the last checkpoint, or from that of update `at`, which deletes the later ones.
 
-    def _resume(self) -> None:
-        """Continue from the last checkpoint. Raises `InputError` if there is none, or if it does not fit."""
+        Raises `InputError` if there is none, if it does not fit, or if the run is longer than it is asked to be.
+        """
         if self.checkpoints is None:
             raise InputError(
                 "resume: a trainer without a run folder has no checkpoints: give it one"
             )
-        counters = self.checkpoints.load(self.actor_critic, self.optimizer)
+        update = self.checkpoints.update_to_resume(at, total_updates=self.total_updates)
+        counters = self.checkpoints.load(self.actor_critic, self.optimizer, update)
         self.state.restore(counters)
+        if self.state.best_update not in self.checkpoints.updates():
+            self.best.forget()  # a later update was better, and took its place
         if self.state.gradient_checkpointing is True:
             self.memory.recompute_activations()
         self.logger.reload(self.state.updates_done)
 
+    def take_best_weights(self) -> None:
+        """Take back the weights of the best update, if one is kept (`--keep_best`) and was found."""
+        best = self.state.best_update
+        if self.checkpoints is None or not best or best == self.state.updates_done:
+            return
+        self.checkpoints.load_weights(self.actor_critic, self.optimizer, best)
+        self.update_of_weights = best
+        found = f"{self.config.keep_best} {self.state.best_number:.4g}"
+        self.logger.write_line(
+            f"{self.logger.name}: takes the policy of update {best}, the best: {found}"
+        )
+
     def save(self, folder: Path) -> None:
         """Save policy and critic as adapter folders (or full models), with the tokenizer."""
-        save_models(Path(folder), self.models, self.actor_critic, self.tokenizer, self.accelerator)
+        save_models(
+            Path(folder),
+            self.models,
+            self.actor_critic,
+            self.tokenizer,
+            self.accelerator,
+            update=self.update_of_weights,
+        )

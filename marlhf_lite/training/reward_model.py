@@ -1,5 +1,6 @@
 """The reward model: Bradley-Terry on preference pairs, through `trl.RewardTrainer` (section 2.2, Appendix B.2)."""
 
+import math
 from pathlib import Path
 
 import datasets
@@ -57,6 +58,13 @@ class _PairLoss(RewardTrainer):
 
     loss_kind = "last"
 
+    def is_padding(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Which pairs have equal responses, also if they are the data's: they have weight 0 (see `EvenPairs`)."""
+        chosen, rejected = inputs["input_ids"].chunk(2)
+        chosen_mask, rejected_mask = inputs["attention_mask"].chunk(2)
+        has_same_tokens = (chosen == rejected).all(1)
+        return has_same_tokens & (chosen_mask == rejected_mask).all(1)
+
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         mask = inputs["attention_mask"].bool()
         scores = self._scores(model, inputs["input_ids"], mask)
@@ -67,18 +75,19 @@ class _PairLoss(RewardTrainer):
             loss = bradley_terry_all(
                 *scores.chunk(2), *inputs["input_ids"].chunk(2), masks=mask.chunk(2)
             )
+        # Two equal responses may differ in the last digit of their scores: they are no pair that is ranked rightly.
+        is_true_pair = ~self.is_padding(inputs)
+        is_accurate = (chosen > rejected) & is_true_pair
+        margins = (chosen - rejected).detach() * is_true_pair
         # TRL averages these over the micro-batches of a step and logs those of the main process.
-        means = torch.stack(
-            [(chosen > rejected).float().mean(), (chosen - rejected).detach().mean()]
-        )
-        means = self.accelerator.reduce(means, reduction="mean").tolist()
-        for name, mean in zip(("accuracy", "margin"), means, strict=True):
-            self._metrics["train" if model.training else "eval"][name].append(mean)
-        return (
-            (loss, {"chosen": chosen.detach(), "rejected": rejected.detach()})
-            if return_outputs
-            else loss
-        )
+        means = torch.stack([is_accurate.float().mean(), margins.mean()])
+        accuracy, margin = self.accelerator.reduce(means, reduction="mean").tolist()
+        metrics = self._metrics["train" if model.training else "eval"]
+        metrics["accuracy"].append(accuracy)
+        metrics["margin"].append(margin)
+        if return_outputs:
+            return loss, {"chosen": chosen.detach(), "rejected": rejected.detach()}
+        return loss
 
     def _scores(self, model, tokens: Tensor, mask: Tensor) -> Tensor:
         """[B, L] scores at every position."""
@@ -105,6 +114,15 @@ class PairTrainer(ScaledGradients, StageSteps, EvenPairs, _PairLoss):
     """Trains on the loss of pairs, in float16 too."""
 
     of_pairs = ("accuracy", "margin")
+
+    @property
+    def loss_of_padding(self) -> float:
+        """−log σ(0) of two equal responses; the released code's loss is over tokens from where they differ: none."""
+        return math.log(2) if self.loss_kind == "last" else 0.0
+
+    def padding_row(self, row: dict) -> dict:
+        """Two equal responses: whatever the scores are, their gradients cancel."""
+        return row | {"rejected_ids": row["chosen_ids"]}
 
 
 def train_reward_model(

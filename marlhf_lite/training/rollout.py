@@ -204,6 +204,8 @@ class Sampler(Protocol):
     - `key`: text that says what its answers depend on, besides policy and sampling; evaluation stores them by it.
     - `remote`: if True, it takes the policy's weights elsewhere. It then gets all prompts at once, and a model whose
       adapter is not merged and whose weights are not gathered.
+    - `draws_from_policy`: if True, it draws from the very model that it is given, as `generate` does. Without it, and
+      without log-probabilities, a note says that nothing checks which policy has sampled.
     - `try_out(policy, tokenizer, prompts, sampling)`, called before training with the longest prompt.
     - `longest_response(tokenizer, max_new_tokens)`: the most tokens of a response, if more than `max_new_tokens`.
     """

@@ -30,13 +30,20 @@ class RunState:
     updates_done: int = 0
     generated_tokens: int = 0
     nonfinite_in_row: int = 0  # updates that were skipped, one after another
+    # Of `--keep_best`: the update with the best held-out number, 0 if there is none yet; and that number.
+    best_update: int = 0
+    best_number: float | None = None
+    tests_without_better: int = 0  # held-out tests since then
 
-    def counters(self) -> dict[str, int | bool | str]:
+    def counters(self) -> dict[str, int | float | bool | str | None]:
         """The state by the names that checkpoints give it."""
         return {
             "updates_done": self.updates_done,
             "generated_tokens": self.generated_tokens,
             "nonfinite_in_row": self.nonfinite_in_row,
+            "best_update": self.best_update,
+            "best_number": self.best_number,
+            "tests_without_better": self.tests_without_better,
             "gradient_checkpointing": self.gradient_checkpointing,
             "micro_batch_size": self.micro_batch.now,
             "generation_batch_size": self.generation_batch.now,
@@ -49,6 +56,10 @@ class RunState:
         self.updates_done = counters["updates_done"]
         self.generated_tokens = counters["generated_tokens"]
         self.nonfinite_in_row = counters["nonfinite_in_row"]
+        # Checkpoints from before `--keep_best` have none of these.
+        self.best_update = counters.get("best_update", 0)
+        self.best_number = counters.get("best_number")
+        self.tests_without_better = counters.get("tests_without_better", 0)
         self.gradient_checkpointing = counters["gradient_checkpointing"]
         self.micro_batch.continue_from(
             asked=counters["asked_micro_batch_size"], now=counters["micro_batch_size"]

@@ -10,7 +10,7 @@ from torch import Tensor
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.models.tied import LARGEST_LOSS
 from marlhf_lite.training.distributed import sum_over_processes
-from marlhf_lite.training.rollout import Rollout, merged_adapter
+from marlhf_lite.training.rollout import Rollout, Sampler, generate, merged_adapter
 from marlhf_lite.utils.errors import InputError, ServerError
 
 # Largest mean of |log π of the sampler - log π of the trainer| in nats a token, by the number format of the trainer's
@@ -20,6 +20,18 @@ SAMPLED_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0
 ROUNDING = 100  # times the format's smallest step: sums of a forward pass in another order
 # mixed precision of accelerate -> format of the pass
 AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+UNKNOWN_POLICY = (
+    "the sampler gives no log-probabilities: nothing checks that the trained policy sampled, and if another one did, "
+    "training is off-policy without correction: return sampled_logprobs"
+)
+
+
+def is_unknown_policy(sampler: Sampler, rollout: Rollout) -> bool:
+    """Whether nobody can tell which policy has sampled: it was not drawn here, and has no log-probabilities."""
+    is_drawn_here = sampler is generate or getattr(sampler, "draws_from_policy", False)
+    return not is_drawn_here and rollout.sampled_logprobs is None
 
 
 @torch.no_grad()
@@ -56,7 +68,7 @@ def check_sampled(
 
 
 @torch.no_grad()
-def check_forms(
+def check_merged_policy_agrees_with_trained(
     policy: PolicyModel, rollout: Rollout, temperature: float, accelerator: Accelerator
 ) -> None:
     """Compare the policy in the form that samples, its adapter merged, with the form that trains, on these responses.

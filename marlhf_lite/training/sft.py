@@ -10,11 +10,18 @@ from trl import SFTConfig, SFTTrainer
 from marlhf_lite.config import options as o
 from marlhf_lite.tasks.training_rows import sft_dataset
 from marlhf_lite.training.half_precision import ScaledGradients
+from marlhf_lite.training.padded_rows import PaddedRows
 from marlhf_lite.training.trl_trainers import StageSteps, check_head, stage_arguments, train_stage
 
+NO_LABEL = -100  # of a token from which nothing is learned, as torch's cross entropy has it
 
-class ResponseTrainer(ScaledGradients, StageSteps, SFTTrainer):
+
+class ResponseTrainer(ScaledGradients, StageSteps, PaddedRows, SFTTrainer):
     """TRL's trainer, in float16 too."""
+
+    def padding_row(self, row: dict) -> dict:
+        """The same tokens without a label: the loss is a sum over labels, divided by their number in all processes."""
+        return row | {"labels": [NO_LABEL] * len(row["labels"])}
 
 
 def train_sft(

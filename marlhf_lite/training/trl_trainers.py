@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import gather_object
 from accelerate.utils.constants import FSDP_MODEL_NAME
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -25,6 +26,7 @@ from marlhf_lite.training.callbacks import Recorder
 from marlhf_lite.training.checkpoint import check_processes
 from marlhf_lite.training.distributed import is_sharded, whole_weights
 from marlhf_lite.training.logging import RunLogger
+from marlhf_lite.training.padded_rows import PaddedRows
 from marlhf_lite.training.trackers import tracker_names
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.interrupts import graceful_stop
@@ -173,30 +175,46 @@ class StageSteps:
             super()._run_epoch(*args, **kwargs)
 
 
-class EvenPairs:
-    """Makes loss and metrics of a step means over its pairs. Trainers average over passes, and the last may have fewer
-    pairs.
+class EvenPairs(PaddedRows):
+    """Makes loss and metrics of a step means over its pairs, in all passes and processes together.
+
+    Trainers average over passes, and the last one may have fewer pairs than the others; and with several processes it
+    may have padding, pairs that teach nothing and have weight 0 here.
     """
 
     of_pairs: tuple[str, ...] = ()  # the metrics that a pass gives as means over its pairs
+    loss_of_padding = (
+        0.0  # what a padding pair adds to the sum of a pass's losses, without a gradient
+    )
+
+    def is_padding(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Which pairs of a pass are padding, [pairs] of truth values."""
+        raise NotImplementedError
 
     def get_batch_samples(self, *args, **kwargs):
-        """The passes of a step; sets `pairs_a_pass`, the mean number of their pairs."""
+        """The passes of a step in this process; sets `pairs_a_pass`, the mean number of true pairs over all passes."""
         passes, items = super().get_batch_samples(*args, **kwargs)
-        self.pairs_a_pass = sum(len(inputs["input_ids"]) // 2 for inputs in passes) / max(
-            len(passes), 1
-        )
+        pairs = sum(int((~self.is_padding(inputs)).sum()) for inputs in passes)
+        if self.accelerator.num_processes > 1:
+            pairs = sum(gather_object([pairs]))
+        number_of_passes = len(passes) * self.accelerator.num_processes
+        self.pairs_a_pass = pairs / max(number_of_passes, 1)
         return passes, items
 
     def compute_loss(self, model, inputs, *args, **kwargs):
-        """The loss of a pass, weighted in training by its number of pairs."""
+        """The loss of a pass, weighted in training by its number of true pairs."""
+        padding = int(self.is_padding(inputs).sum())
         loss = super().compute_loss(model, inputs, *args, **kwargs)
         if not model.training:
             return loss
-        share = len(inputs["input_ids"]) // 2 / self.pairs_a_pass  # 1 if all are in one pass
-        for name in self.of_pairs:
+        # The pass has divided by all of its pairs: divide by the true ones of a mean pass instead.
+        pairs = len(inputs["input_ids"]) // 2
+        share = pairs / self.pairs_a_pass  # 1 if all true pairs are in one pass
+        for name in self.of_pairs:  # padding adds 0 to these
             self._metrics["train"][name][-1] *= share
-        return loss * share
+        if not padding:
+            return loss * share
+        return (loss - self.loss_of_padding * padding / pairs) * share
 
 
 def check_batches(options) -> None:
@@ -259,9 +277,14 @@ def train_recorded(
     return whole_weights(trainer.model) if is_sharded(trainer.model) else None
 
 
-def checkpoint_to_resume(folder: Path) -> Path | None:
-    """Return a trainer's last whole checkpoint in a folder; None if there is none. Raises `InputError` if damaged."""
+def checkpoint_to_resume(folder: Path, at: int | None = None) -> Path | None:
+    """Return a trainer's last whole checkpoint in a folder, or that of step `at`; None if there is none.
+
+    Raises `InputError` if it is damaged.
+    """
     whole = [path.parent for path in folder.glob(f"checkpoint-*/{SEAL}")]
+    if at is not None:
+        whole = [path for path in whole if step_of(path) == at]
     checkpoint = max(whole, key=step_of, default=None)
     if checkpoint and (name := broken(checkpoint)):
         raise InputError(f"{checkpoint}: it is damaged ({name}): {DELETE_IT}")

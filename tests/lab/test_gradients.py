@@ -216,7 +216,7 @@ def test_a_moment_holds_what_a_lesson_reads_and_disturbs_nothing(moved, tokenize
     again = measure(trainer, TEXTS[:4], SMALL)
     assert json.loads(json.dumps(rounded(again))) == found
     # in the middle of a run, where the policy may differ from the reference
-    trainer.updates_done = 1
+    trainer.state.updates_done = 1
     trainer.update(next(batches(trainer)))
     assert measure(trainer, TEXTS[:4], SMALL)["credit_seen"] != again["credit_seen"]
 

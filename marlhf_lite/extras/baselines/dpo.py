@@ -1,9 +1,11 @@
 """Direct preference optimisation through `trl.DPOTrainer` (Appendix C.3)."""
 
+import math
 from pathlib import Path
 
 import datasets
 from peft import PeftModel
+from torch import Tensor
 from transformers import PreTrainedModel
 from trl import DPOConfig, DPOTrainer
 
@@ -18,6 +20,17 @@ class PairsTrainer(ScaledGradients, StageSteps, EvenPairs, DPOTrainer):
     """TRL's trainer on our token ids; TRL would tokenize prompt and response together, and add EOS to cut responses."""
 
     of_pairs = tuple(f"rewards/{name}" for name in ("chosen", "rejected", "accuracies", "margins"))
+
+    loss_of_padding = math.log(2)  # −log σ(0)
+
+    def padding_row(self, row: dict) -> dict:
+        """A prompt without responses: both log-ratios are sums over no tokens, so they are 0."""
+        return row | {"chosen_ids": [], "rejected_ids": []}
+
+    def is_padding(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Which pairs have no token of a response."""
+        chosen, rejected = inputs["completion_mask"].chunk(2)
+        return ~(chosen.any(1) | rejected.any(1))
 
     def _prepare_dataset(self, dataset, *args, **kwargs):
         return dataset
