@@ -110,3 +110,15 @@ class SamplerWeights(Objective):
         ratio = (outputs.logprobs - old.logprobs).exp()
         clipped = ratio.clamp(1 - self.config.cliprange, 1 + self.config.cliprange)
         return -torch.minimum(gain * ratio, gain * clipped).sum() / count, {}
+
+
+class MissingEOS(Objective):
+    """TRL's missing_eos_penalty: an answer that is cut before its end token scores less."""
+
+    penalty = 1.0
+
+    def rewards(self, batch, outputs):
+        is_cut = ~batch.rollout.ended.to(batch.rollout.scores.device)  # [B]
+        scores = batch.rollout.scores - self.penalty * is_cut
+        rollout = replace(batch.rollout, scores=scores)
+        return super().rewards(replace(batch, rollout=rollout), outputs)

@@ -186,6 +186,20 @@ def test_gspo_is_two_options(folder, batch):
     case.check(terms, 6, (2, 4))
 
 
+def test_an_answer_without_an_end_scores_less(folder, batch, n):
+    """By the penalty, once, on its last macro action; the others as before."""
+    mixed = replace(batch, ended=torch.tensor([True, False, True, False, False, True]))
+    case = Case(mixed, FixedNGram(n), objective="objectives:MissingEOS")
+    outputs = ModelOutputs(case.old.logprobs, case.entropy, case.old.values)
+    plain = Objective.rewards(case.objective, case.batch, outputs)
+    found = case.objective.rewards(case.batch, outputs)
+    for row, steps in enumerate(case.batch.steps.mask.sum(1).tolist()):
+        expected = plain[row].tolist()
+        if not mixed.ended[row] and steps:
+            expected[steps - 1] -= 1.0
+        assert found[row].tolist() == pytest.approx(expected)
+
+
 def test_without_log_probabilities_sampler_weights_are_1(folder, batch, n):
     ours, plain = (
         Case(batch, FixedNGram(n), objective=name) for name in ("objectives:SamplerWeights", "")
@@ -205,7 +219,9 @@ def with_logprobs(model, *args):
     return replace(rollout, sampled_logprobs=logprobs)
 
 
-@pytest.mark.parametrize("name", ["ClipHigher", "EntropyMask", "DrGRPO", "SamplerWeights"])
+@pytest.mark.parametrize(
+    "name", ["ClipHigher", "EntropyMask", "DrGRPO", "SamplerWeights", "MissingEOS"]
+)
 def test_each_is_twelve_lines_and_trains(folder, make, name):
     text = (folder / "objectives.py").read_text().split(f"class {name}(")[1].split("\n\n\n")[0]
     assert len([line for line in text.splitlines() if line.strip()]) <= 12
