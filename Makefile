@@ -75,10 +75,11 @@ lowest: ## Test with the lowest versions that pyproject.toml allows, on Python 3
 newest: ## Test with the newest versions there are, on Python 3.13, in an environment of its own (needs uv)
 	$(call versions,$(VENV)-newest,3.13,--upgrade)
 
-lint: $(STAMP) ## Check style and formatting, and what is promised in texts: versions, links, glossary, drawings, notebooks
+lint: $(STAMP) ## Check style, formatting, types (the room of PPO), and what is promised in texts: versions, links, glossary, drawings, notebooks
 	@status=0; \
 	$(BIN)/python -m ruff check . || status=1; \
 	$(BIN)/python -m ruff format --check . || status=1; \
+	$(BIN)/python -m mypy || status=1; \
 	$(BIN)/python -m pytest -q --noconftest tests/hygiene || status=1; \
 	exit $$status
 

@@ -46,7 +46,7 @@ from tqdm import tqdm
 from marlhf_lab.corpora.tiny_tldr import make_post
 from marlhf_lite.config.options import MacroConfig, ModelConfig
 from marlhf_lite.evaluation.statistics import bootstrap_mean
-from marlhf_lite.macro.catalogue import make_rule
+from marlhf_lite.experiments.named_rules import make_rule
 from marlhf_lite.models.loading import EMBEDDED_MODEL
 from marlhf_lite.training import ppo as ppo_module
 from marlhf_lite.training.metrics import Clock

@@ -2,7 +2,7 @@
 
     section 2.2     SFT, reward model, KL-shaped reward     training.sft, training.reward_model, macro.kl_rewards
     section 3.1     macro actions                           macro.MacroActions
-    section 3.2.1   termination conditions                  macro.FixedNGram and others; names: macro.catalogue
+    section 3.2.1   termination conditions                  macro.FixedNGram and others; names: experiments.named_rules
     section 3.2.2   macro rewards, values, objective        macro.macro_rewards, macro_values, policy_loss
     section 3.2.3   n = 1 is PPO, n = inf a bandit          macro.FixedNGram(1), macro.Whole()
     section 4.1     tasks and data                          tasks

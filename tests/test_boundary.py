@@ -65,8 +65,8 @@ def test_macro_actions_need_torch_alone():
     assert "torch" in packages and not packages & others
 
 
-def test_the_catalogue_names_rules_without_their_parsers():
-    ours, packages = imported("marlhf_lite.macro.catalogue")
+def test_rules_are_named_without_their_parsers():
+    ours, packages = imported("marlhf_lite.experiments.named_rules")
     assert not packages & {"nltk", "transformers", "stanza", "tree_sitter"}
     assert not [
         name for name in ours if name.startswith(("marlhf_lite.parsing", "marlhf_lite.extras"))

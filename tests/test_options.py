@@ -12,8 +12,8 @@ from marlhf_lite.config.checked import BOUNDS
 from marlhf_lite.config.commands import COMMANDS, OPTIONS, OWN, groups, option_names
 from marlhf_lite.config.options import DataConfig, MacroConfig, PPOConfig
 from marlhf_lite.config.parser import COMMON, parse, parse_and_name_presets, presets, read_presets
+from marlhf_lite.experiments.named_rules import make_rule
 from marlhf_lite.macro import FixedNGram, RandomizedNGram, Whole
-from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.utils.run_folder import RunFolder
 
 OWNER = {f.name: (name, f) for name, command in COMMANDS.items() for f in fields(command)}

@@ -18,8 +18,8 @@ from small_tokenizers import Pieces
 
 from marlhf_lab.corpora.tiny_tldr import Quality, make_post, make_summary, summary_text
 from marlhf_lite.config.options import MacroConfig
+from marlhf_lite.experiments.named_rules import make_parser, make_rule
 from marlhf_lite.extras.parsers.python_code import PythonParser
-from marlhf_lite.macro.catalogue import make_parser, make_rule
 from marlhf_lite.parsing import GrammarParser, Leaf, ParsedSentence, Parsing
 from marlhf_lite.parsing.base import leaves
 from marlhf_lite.tasks.tiny_tldr.grammar import detokenize

@@ -16,8 +16,8 @@ from plain_update import far, learner, options, record
 from marlhf_lab.studies.study import load_study, plan
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import MacroConfig, PPOTrainerConfig
+from marlhf_lite.experiments.named_rules import make_rule
 from marlhf_lite.macro import FixedNGram
-from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.objectives import make_objective
 from marlhf_lite.training.rewards import FunctionReward

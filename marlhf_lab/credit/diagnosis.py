@@ -23,8 +23,8 @@ from marlhf_lite.config.commands import PPOCommand, option_names
 from marlhf_lite.config.parser import parse
 from marlhf_lite.experiments.context import RunContext, start_processes
 from marlhf_lite.experiments.named_rewards import text_reward
+from marlhf_lite.experiments.named_rules import make_rule
 from marlhf_lite.experiments.pipeline import make_reward
-from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.models.loading import build_models, load_base, load_tokenizer
 from marlhf_lite.tasks.loading import load_task

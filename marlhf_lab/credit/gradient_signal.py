@@ -14,7 +14,7 @@ from torch import Tensor
 
 from marlhf_lite.config.method import PPOTrainerConfig
 from marlhf_lite.evaluation.statistics import Interval, percentile_interval
-from marlhf_lite.macro.catalogue import make_rule
+from marlhf_lite.experiments.named_rules import make_rule
 from marlhf_lite.training.experience import ModelOutputs
 from marlhf_lite.training.objectives import build_objective
 from marlhf_lite.training.rollout import Rollout

@@ -28,8 +28,8 @@ from marlhf_lab.credit.monte_carlo import continue_responses
 from marlhf_lite.config.method import MacroConfig, PPOConfig, PPOTrainerConfig
 from marlhf_lite.config.parser import preset_file
 from marlhf_lite.evaluation.statistics import Interval, percentile_interval
+from marlhf_lite.experiments.named_rules import make_rule
 from marlhf_lite.macro import TerminationRule, Whole, kl_per_token
-from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.training.experience import Batch, ModelOutputs
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.objectives import build_objective

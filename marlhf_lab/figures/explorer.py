@@ -18,8 +18,8 @@ from torch import Tensor
 from marlhf_lab.figures.macro_actions import draw_spans, token_pieces
 from marlhf_lab.figures.notebook import headless
 from marlhf_lite.config.method import TERMINATIONS, MacroConfig
+from marlhf_lite.experiments.named_rules import make_rule
 from marlhf_lite.macro import describe, macro_values
-from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.plotting.styles import SPANS
 from marlhf_lite.utils.errors import InputError
 

@@ -38,7 +38,7 @@ from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import REWARDS, CheckpointConfig, LoggingConfig, RunConfig
 from marlhf_lite.config.parser import merge, parse, read_presets
 from marlhf_lite.experiments.inputs import check_groups
-from marlhf_lite.macro.catalogue import make_rule
+from marlhf_lite.experiments.named_rules import make_rule
 from marlhf_lite.tasks.embedded import EMBEDDED
 from marlhf_lite.tasks.paper_datasets import form_of
 from marlhf_lite.tasks.shapes import columns_of

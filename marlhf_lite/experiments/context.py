@@ -43,10 +43,10 @@ from marlhf_lite.experiments.manifest import (
     runs_of,
 )
 from marlhf_lite.experiments.named_rewards import asked_columns, text_reward
+from marlhf_lite.experiments.named_rules import make_rule
 from marlhf_lite.experiments.other_tokenizers import check_reward_model
 from marlhf_lite.experiments.samplers import open_sampler, try_out
 from marlhf_lite.macro import TerminationRule
-from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.models.adapters import other_base
 from marlhf_lite.models.checks import check_base, ways
 from marlhf_lite.models.loading import load_base, load_tokenizer

@@ -7,7 +7,6 @@ turns        each turn as a row, if an environment speaks in between
 perplexity   ζ by the reference model's perplexity           §3.2.1, Appendix B.4
 largest_change  ζ where the critic or the policy is least sure  arXiv 2505.23564
 summary      lengths of a segmentation, agreement of two
-catalogue    rules by the names that options give them
 values       its value (σ) and its reward                    §3.2.2, Appendix D.1
 advantages   GAE over macro actions, λ per step              Appendix E
 lambdas      λ as SAE and VAPO choose it

@@ -44,7 +44,7 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise InputError(f"{name}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
-def check_int(name: str, value: int, least: int | None = None) -> None:
+def check_int(name: str, value: float, least: int | None = None) -> None:
     """Check that ``value`` is an integer (a bool is refused), and at least ``least``."""
     if (
         isinstance(value, bool)

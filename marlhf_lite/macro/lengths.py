@@ -1,7 +1,6 @@
 """Rules by lists of lengths: in order, in a random order, or another rule's lengths in a random order (§3.2.1)."""
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,15 +63,13 @@ class Shuffled(TerminationRule):
     and the row, as in `RandomizedNGram`.
     """
 
-    rule: TerminationRule | Callable[..., MacroActions]
+    rule: Any  #: a rule, or a function, which becomes one
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rule", as_rule(self.rule))
-
-    @property
-    def needs_outputs(self) -> bool:
-        return self.rule.needs_outputs
+        rule = as_rule(self.rule)
+        object.__setattr__(self, "rule", rule)
+        object.__setattr__(self, "needs_outputs", rule.needs_outputs)
 
     def check(self) -> None:
         self.rule.check()

@@ -78,7 +78,7 @@ class FixedNGram(TerminationRule):
     n: int | float = 5
 
     def __post_init__(self) -> None:
-        if self.n != math.inf:  # one macro action of a response
+        if self.n != math.inf:  # infinity makes one macro action of a response
             check_int("n", self.n, least=1)
 
     def segment(self, mask: Tensor, **context: Any) -> MacroActions:

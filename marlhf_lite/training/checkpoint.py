@@ -10,14 +10,15 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from marlhf_lite.models.actor_critic import PPOModels
+from marlhf_lite.models.actor_critic import ActorCritic, PPOModels
 from marlhf_lite.models.shards import read_metadata, read_shards, write_shards
 from marlhf_lite.training.distributed import is_sharded, whole_weights
 from marlhf_lite.utils.errors import InputError
@@ -79,7 +80,8 @@ class Checkpoints:
                 if sharded:
                     torch.save(state, temporary / STATE)
                     # Commands that read the policy from a checkpoint need its config.
-                    actor_critic.policy.model.config.save_pretrained(temporary)
+                    policy = cast(ActorCritic, actor_critic).policy
+                    policy.model.config.save_pretrained(temporary)
                 else:
                     copies = {name: x.to("cpu", copy=True) for name, x in tensors.items()}
                     torch.save(state | {"tensors": copies}, temporary)
@@ -163,7 +165,11 @@ class Checkpoints:
         state = torch.load(file, weights_only=True, map_location="cpu")
         if is_folder:
             shards = read_metadata(path).state_dict_metadata
-            state["tensors"] = {name: shard.size for name, shard in shards.items()}
+            state["tensors"] = {
+                name: shard.size
+                for name, shard in shards.items()
+                if isinstance(shard, TensorStorageMetadata)  # `read_metadata` refuses others
+            }
 
         shapes = {}
         for name, x in state["tensors"].items():

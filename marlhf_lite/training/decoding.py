@@ -6,6 +6,7 @@ tokens are those that `generate` draws from the same random state, up to roundin
 
 import warnings
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -105,7 +106,8 @@ class Decoder:
             token = scores.argmax(-1, keepdim=True)
         else:
             # As `torch.multinomial` draws, which may wait for the device to look for NaN.
-            probabilities = self.processors(None, scores).softmax(-1)
+            no_tokens = cast(torch.LongTensor, self.tokens[:, :0])  # which these do not read
+            probabilities = self.processors(no_tokens, scores).softmax(-1)
             self.finite &= probabilities.isfinite().all()
             token = (probabilities / torch.empty_like(probabilities).exponential_(1)).argmax(
                 -1, keepdim=True

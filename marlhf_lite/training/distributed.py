@@ -1,8 +1,8 @@
 """Several processes: sums over them, and weights that FSDP2 shards."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from accelerate import Accelerator, PartialState
@@ -21,22 +21,23 @@ def sum_over_processes(
 ) -> dict[str, float]:
     """Sum the named numbers over processes, in float64, with one wait for the device and the other processes."""
     device = accelerator.device if has_float64(accelerator.device) else "cpu"
-    stacked = torch.stack(
-        [torch.as_tensor(x, dtype=torch.float64, device=device) for x in numbers.values()]
-    )
-    return dict(zip(numbers, accelerator.reduce(stacked, reduction="sum").tolist(), strict=True))
+    in_float64 = [torch.as_tensor(x, dtype=torch.float64, device=device) for x in numbers.values()]
+    sums = accelerator.reduce(torch.stack(in_float64), reduction="sum").tolist()
+    return dict(zip(numbers, sums, strict=True))
 
 
 def raise_on_all_ranks(work: Callable[..., Result], *args) -> Result:
     """Return `work(*args)` of this process. An `InputError` in one process is raised in all, so that none waits."""
-    result, faults = None, []
+    results: list[Result] = []
+    errors: list[InputError] = []
     try:
-        result = work(*args)
+        results = [work(*args)]
     except InputError as error:
-        faults = [error]
-    if all_faults := gather_object(faults):
-        raise all_faults[0]
-    return result
+        errors = [error]
+    errors_of_all = gather_object(errors)
+    if errors_of_all:
+        raise errors_of_all[0]
+    return results[0]
 
 
 def is_sharded(module: nn.Module) -> bool:
@@ -54,12 +55,14 @@ def shard_frozen(*frozen: nn.Module | None, beside: nn.Module, accelerator: Acce
     plugin = accelerator.state.fsdp_plugin
     precision = plugin.mixed_precision_policy or MixedPrecisionPolicy()
     policies = {"mp_policy": precision, "offload_policy": plugin.cpu_offload}
-    for model in filter(None, frozen):
+    for model in frozen:
+        if model is None:  # a reward that is code has no model
+            continue
         for weight in model.parameters():  # else each pass would round them to this format
             weight.data = weight.data.to(precision.param_dtype or weight.dtype)
-        for layer in [
-            part for part in model.modules() if type(part).__name__ in model._no_split_modules
-        ]:
+        names_of_layers = set(cast(Iterable[str], model._no_split_modules))
+        layers = [part for part in model.modules() if type(part).__name__ in names_of_layers]
+        for layer in layers:
             fully_shard(layer, **policies, reshard_after_forward=True)
         fully_shard(model, **policies, reshard_after_forward=True)
 
@@ -98,11 +101,15 @@ def local_tensor(x: Tensor) -> Tensor:
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return all weights by name, on the CPU; sharded ones on the main process only. Tied ones are one tensor."""
-    keeps, weights, places = not is_sharded(model) or PartialState().is_main_process, {}, {}
+    keeps_them = not is_sharded(model) or PartialState().is_main_process
+    weights: dict[str, Tensor] = {}
+    whole_by_identity: dict[
+        int, Tensor
+    ] = {}  # of tied weights, which are one tensor, there is one copy
     for name, weight in model.state_dict(keep_vars=True).items():
-        if id(weight) not in places:
-            whole = full_tensor(weight)  # all processes take part
-            places[id(weight)] = whole.detach().cpu() if keeps else None
-        if keeps:
-            weights[name] = places[id(weight)]
+        if id(weight) not in whole_by_identity:
+            whole = full_tensor(weight).detach()  # all processes take part in this
+            whole_by_identity[id(weight)] = whole.cpu() if keeps_them else torch.empty(0)
+        if keeps_them:
+            weights[name] = whole_by_identity[id(weight)]
     return weights

@@ -142,7 +142,8 @@ class Dialogues:
 
     def _answer(self, tokenizer, dialogue: Dialogue, text: str, turn: int) -> None:
         """Append an observation, as far as it is read."""
-        (ids,), answer = encode_continuation(tokenizer, [text]), {"observation": text}
+        (ids,) = encode_continuation(tokenizer, [text])
+        answer: dict[str, Any] = {"observation": text}
         read = ids[: self.max_observation_length]
         if len(read) < len(ids):
             answer = {

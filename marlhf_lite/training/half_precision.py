@@ -4,16 +4,24 @@ Without that, gradients of single tokens are below the smallest number of float1
 """
 
 from functools import cached_property
+from typing import TYPE_CHECKING, cast
+
+from torch import nn
 
 from marlhf_lite.training.optimizer import loss_scale
 
+if TYPE_CHECKING:  # what this class is mixed into
+    from transformers import Trainer
+else:
+    Trainer = object
 
-class ScaledGradients:
+
+class ScaledGradients(Trainer):
     """Makes a trainer of transformers scale gradients by `loss_scale`, and log and clip the true ones. First base."""
 
     @cached_property
     def _scale(self) -> float:
-        return loss_scale(self.model)
+        return loss_scale(cast(nn.Module, self.model))
 
     def compute_loss(self, *args, **kwargs):
         result = super().compute_loss(*args, **kwargs)

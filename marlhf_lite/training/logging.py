@@ -73,6 +73,7 @@ class RunLogger:
 
     def reload(self, updates: int) -> None:
         """Read the records of this many updates from the folder of a resumed run."""
+        assert self.run is not None  # a trainer without a folder has no checkpoint to resume from
         # The checkpoint has cut the logs back to its own update.
         self.history = self.run.metrics()
         if len(self.history) != updates:

@@ -89,7 +89,7 @@ class TrainingLoop:
     ) -> dict[str, float]:
         """Log an update's metrics and some of its responses; return the metrics, with counts and times."""
         update = self.state.updates_done
-        self.state.generated_tokens += row["tokens"]
+        self.state.generated_tokens += int(row["tokens"])
         seconds = clock.total()
         row = {"update": update, **row}
         row["generated_tokens"] = self.state.generated_tokens

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -41,7 +41,7 @@ class Moments(NamedTuple):
 
 def moments(numbers: Mapping[str, Tensor], accelerator: Accelerator) -> dict[str, Moments]:
     """The moments of each name's numbers over all processes, in float64."""
-    sums: dict[str, Tensor | float] = {}
+    sums: dict[str, Any] = {}
     for name, x in numbers.items():
         x = exact(x)
         sums[f"{name} n"] = x.numel()
@@ -135,7 +135,7 @@ def mean_over_steps(steps: Sequence[dict[str, float]]) -> dict[str, float]:
 class Clock:
     """Seconds spent in each phase of an update."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.start = _now()
 

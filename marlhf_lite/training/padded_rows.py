@@ -5,10 +5,16 @@ processes would not make the update of one (its `even_batches`).
 """
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
 
 import datasets
 from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import BatchSampler, DataLoader, Sampler
+
+if TYPE_CHECKING:  # what `PaddedRows` is mixed into
+    from transformers import Trainer
+else:
+    Trainer = object
 
 
 class PaddedBatches(BatchSampler):
@@ -35,7 +41,7 @@ class PaddedBatches(BatchSampler):
         return rounds * self.processes
 
 
-class PaddedRows:
+class PaddedRows(Trainer):
     """Makes a trainer of transformers pad the last step of an epoch. A subclass says what a padding row is."""
 
     def padding_row(self, row: dict) -> dict:
@@ -47,7 +53,7 @@ class PaddedRows:
         processes = self.accelerator.num_processes
         if processes == 1:
             return super().get_train_dataloader()
-        rows = self.train_dataset
+        rows = cast(datasets.Dataset, self.train_dataset)
         padding = datasets.Dataset.from_list([self.padding_row(rows[0])], features=rows.features)
         self.train_dataset = datasets.concatenate_datasets([rows, padding])
         try:

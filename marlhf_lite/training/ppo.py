@@ -506,7 +506,8 @@ class PPOTrainer:
         self.accelerator.unscale_gradients()
         if self.loss_scale != 1.0:
             for parameter in chain(*self.parameters.values()):
-                parameter.grad /= self.loss_scale
+                if parameter.grad is not None:
+                    parameter.grad /= self.loss_scale
         norms = {}
         for role, parameters in self.parameters.items():
             norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)

@@ -115,11 +115,6 @@ class PairTrainer(ScaledGradients, StageSteps, EvenPairs, _PairLoss):
 
     of_pairs = ("accuracy", "margin")
 
-    @property
-    def loss_of_padding(self) -> float:
-        """−log σ(0) of two equal responses; the released code's loss is over tokens from where they differ: none."""
-        return math.log(2) if self.loss_kind == "last" else 0.0
-
     def padding_row(self, row: dict) -> dict:
         """Two equal responses: whatever the scores are, their gradients cancel."""
         return row | {"rejected_ids": row["chosen_ids"]}
@@ -151,12 +146,14 @@ def train_reward_model(
             processing_class=tokenizer,
         )
         trainer.loss_kind = config.rm_loss
+        # −log σ(0) of two equal responses; the released code's loss is over tokens from where they differ: none.
+        trainer.loss_of_padding = math.log(2) if config.rm_loss == "last" else 0.0
         return trainer
 
+    if trainer_config is None:
+        trainer_config = TrainerConfig()  # type: ignore[call-arg]  # mypy sees no defaults by place
     saving = {"tokenizer": tokenizer, "output": output, "name": "reward model", "resume": resume}
-    return train_stage(
-        make, model, trainer_config or TrainerConfig(), config.rm_batch_size, **saving
-    )
+    return train_stage(make, model, trainer_config, config.rm_batch_size, **saving)
 
 
 def pair_accuracy(reward: ModelReward, tokenizer, rows: datasets.Dataset, limit: int) -> float:

@@ -72,7 +72,7 @@ class FunctionReward:
         asked = RowColumns(self.function, 2, f"reward {self.name}", not_in_rows)
         columns = asked.arguments(rollout.prompts)
         if asked.takes_beside_row:
-            columns["turns"] = copy.deepcopy(rollout.turns)
+            columns["turns"] = copy.deepcopy(rollout.turns or [])
         try:
             scores = self.function([*map(str, rollout.prompts)], list(rollout.responses), **columns)
             return list(scores) if isinstance(scores, Iterator) else scores  # a generator runs here
@@ -95,6 +95,8 @@ class EnvironmentReward:
 
     def __call__(self, rollout: Rollout) -> Tensor:
         """[B] scores."""
+        if rollout.turn_rewards is None:
+            raise InputError(f"reward {self.name}: no environment has answered these prompts")
         return rollout.turn_rewards.sum(1)
 
 
@@ -136,5 +138,8 @@ def checked_scores(
 
 def shape_scores(rollout: Rollout, config: RolloutConfig) -> Tensor:
     """The scores for training, [B], or [B, K] of turns, float32, clipped to ±`score_clip` (released code: 2.5)."""
-    scores = (rollout.scores if rollout.turn_rewards is None else rollout.turn_rewards).float()
-    return scores.clamp(-config.score_clip, config.score_clip) if config.score_clip else scores
+    scores = rollout.scores if rollout.turn_rewards is None else rollout.turn_rewards
+    scores = scores.float()
+    if not config.score_clip:
+        return scores
+    return scores.clamp(-config.score_clip, config.score_clip)

@@ -4,8 +4,8 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import chain, islice
-from typing import Protocol
+from itertools import islice
+from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
@@ -73,8 +73,9 @@ class Rollout:
     mask: Tensor
     ended: Tensor  #: [B] True if the response ends with EOS, or if the environment ended it
     sampled_logprobs: Tensor | None = None  #: [B, T] log π of the sampled tokens at temperature 1
-    ref_logprobs: Tensor | None = None  #: [B, T] log π_ref, in nats
-    scores: Tensor | None = None  #: [B] the reward of each response, as it was given
+    # `PPOTrainer.score` gives a rollout these two; nothing reads them before.
+    ref_logprobs: Tensor = None  # type: ignore[assignment]  #: [B, T] log π_ref, in nats
+    scores: Tensor = None  # type: ignore[assignment]  #: [B] the reward of each response, as it was given
     gold: Tensor | None = None  #: [B] true scores, if they are known; never trained on
     # : [B, K] of an environment, a number for each turn; 0 on padding
     turn_rewards: Tensor | None = None
@@ -151,9 +152,11 @@ class Rollout:
 
     def to(self, device) -> "Rollout":
         """The same rollout on another device."""
-        return Rollout(
-            **{name: x.to(device) if isinstance(x, Tensor) else x for name, x in vars(self).items()}
-        )
+        moved: dict[str, Any] = {}
+        for name, x in vars(self).items():
+            if isinstance(x, Tensor):
+                moved[name] = x.to(device)
+        return replace(self, **moved)
 
     def trim(self) -> "Rollout":
         """The rollout without columns that are padding in every row; `widen` gives results their T back."""
@@ -227,12 +230,13 @@ def longest_response(sampler: Sampler, tokenizer, new_tokens: int) -> int:
 
 def sampling_of(options: SamplingConfig, max_response_length: int) -> Sampling:
     """The sampling that a command's options ask for."""
-    limits = {
-        "top_k": options.top_k,
-        "top_p": options.top_p,
-        "min_new_tokens": options.min_response_length,
-    }
-    return Sampling(max_response_length, options.temperature, **limits)
+    return Sampling(
+        max_new_tokens=max_response_length,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_new_tokens=options.min_response_length,
+    )
 
 
 # -- prompts ----------------------------------------------------------------------------------------------------------
@@ -410,7 +414,9 @@ def nonfinite_probabilities_refused() -> Iterator[None]:
 
 def concatenate(parts: Sequence[Rollout], pad_token_id: int) -> Rollout:
     """Unscored rollouts as one, padded to their widest prompts and responses."""
-    turns, rewards = [part.turns for part in parts], [part.turn_rewards for part in parts]
+    # Of dialogues: all parts have turns, or none.
+    turns = [turn for part in parts for turn in part.turns or ()]
+    rewards = [row for part in parts if part.turn_rewards is not None for row in part.turn_rewards]
     left = max(part.prompt_width for part in parts)
     right = max(part.mask.shape[1] for part in parts)
 
@@ -425,10 +431,8 @@ def concatenate(parts: Sequence[Rollout], pad_token_id: int) -> Rollout:
         attention_mask=torch.cat([widen(part.attention_mask, part, 0) for part in parts]),
         mask=torch.cat([widen(part.mask, part, False) for part in parts]),
         ended=torch.cat([part.ended for part in parts]),
-        turns=None if turns[0] is None else list(chain(*turns)),
-        turn_rewards=None
-        if rewards[0] is None
-        else pad_sequence(list(chain(*rewards)), batch_first=True),
+        turns=turns or None,
+        turn_rewards=pad_sequence(rewards, batch_first=True) if rewards else None,
     )
 
 

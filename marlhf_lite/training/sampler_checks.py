@@ -1,6 +1,7 @@
 """Whether the policy that trains sampled the responses: checks of samplers, and of a policy with its adapter merged."""
 
 import math
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -51,7 +52,11 @@ def check_sampled(
         width = rollout.mask.shape[1]
         logprobs, _ = policy(rollout.tokens, rollout.attention_mask, width)
     gaps = (logprobs - rollout.sampled_logprobs).abs()[rollout.mask]
-    sums = {"gap": gaps.sum(), "beyond": (gaps > math.log(3)).sum(), "tokens": rollout.mask.sum()}
+    sums: dict[str, Any] = {
+        "gap": gaps.sum(),
+        "beyond": (gaps > math.log(3)).sum(),
+        "tokens": rollout.mask.sum(),
+    }
     dtype = next(policy.parameters()).dtype
     ran_in = dtype
     if accelerator is not None:

@@ -3,8 +3,9 @@
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from accelerate import PartialState
@@ -19,6 +20,7 @@ from transformers import PreTrainedModel, PrinterCallback, Trainer
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 from marlhf_lite.config import options as o
+from marlhf_lite.config.checked import Checked
 from marlhf_lite.config.commands import PolicyCommand
 from marlhf_lite.models.adapters import is_sharded_folder
 from marlhf_lite.models.shards import torch_reads_no_code
@@ -33,7 +35,13 @@ from marlhf_lite.utils.interrupts import graceful_stop
 from marlhf_lite.utils.less_memory import rows_a_pass, with_less_memory
 from marlhf_lite.utils.seals import DELETE_IT, SEAL, broken
 
-Options, Result = TypeVar("Options"), TypeVar("Result")
+if TYPE_CHECKING:  # what the classes here are mixed into
+    TrainerBase = Trainer
+else:
+    TrainerBase = object
+
+Options = TypeVar("Options", bound=Checked)
+Result = TypeVar("Result")
 
 
 def check_head(model: PeftModel | PreTrainedModel) -> None:
@@ -88,7 +96,7 @@ def with_fewer_rows(
     def attempt_with(rows: int) -> Result:
         if rows == size:
             return attempt(options)
-        return attempt(replace(options, **{name: rows}))
+        return attempt(replace(cast(Any, options), **{name: rows}))
 
     result, _ = with_less_memory(
         attempt_with,
@@ -150,7 +158,7 @@ def stage_arguments(
     }
 
 
-class StageSteps:
+class StageSteps(TrainerBase):
     """Makes a trainer of transformers begin its warm-up above 0, and end with its last step.
 
     Transformers' own warm-up begins at 0, so a stage of one step would train nothing. Here step s of N, from 0, has the
@@ -162,17 +170,26 @@ class StageSteps:
         """Make the schedule of `num_training_steps`; a schedule that the trainer was given stays."""
         if self.lr_scheduler is not None:
             return self.lr_scheduler
-        self.args.warmup_steps = warmup = self.args.get_warmup_steps(num_training_steps)
+        warmup = self.args.get_warmup_steps(num_training_steps)
+        self.args.warmup_steps = warmup  # a number from here on, not a share
         if not warmup:
             return super().create_scheduler(num_training_steps, optimizer)
-        schedule = super().create_scheduler(num_training_steps + 1, optimizer)
-        later = [lambda step, rate=rate: rate(step + 1) for rate in schedule.lr_lambdas]
-        self.lr_scheduler = LambdaLR(schedule.optimizer, later)
+        longer = super().create_scheduler(num_training_steps + 1, optimizer)
+        schedule = cast(LambdaLR, longer)
+        rates_one_step_later: list[Callable[[int], float]] = [
+            partial(_one_step_later, rate) for rate in schedule.lr_lambdas
+        ]
+        self.lr_scheduler = LambdaLR(schedule.optimizer, rates_one_step_later)
         return self.lr_scheduler
 
     def _run_epoch(self, *args, **kwargs) -> None:
+        # Transformers would make a step more if the last one was in the middle of an epoch.
         if self.state.global_step < self.state.max_steps:
             super()._run_epoch(*args, **kwargs)
+
+
+def _one_step_later(rate: Callable[[int], float], step: int) -> float:
+    return rate(step + 1)
 
 
 class EvenPairs(PaddedRows):
@@ -251,8 +268,10 @@ def save_trained(
     model: PeftModel | PreTrainedModel, tokenizer, folder: Path, weights: dict | None
 ) -> None:
     """Save a model, without the adapter of a reference, and its tokenizer; `weights` are those of all processes."""
-    trained_only = {"selected_adapters": ["default"]} if isinstance(model, PeftModel) else {}
-    model.save_pretrained(folder, state_dict=weights, **trained_only)
+    if isinstance(model, PeftModel):
+        model.save_pretrained(str(folder), state_dict=weights, selected_adapters=["default"])
+    else:
+        model.save_pretrained(folder, state_dict=weights)
     tokenizer.save_pretrained(folder)
 
 
@@ -270,11 +289,12 @@ def train_recorded(
     trainer.accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = trainer.is_fsdp_enabled
     try:
         with torch_reads_no_code():  # a run that is resumed may come from somebody else
-            trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
         if recorder.bar is not None:
             recorder.bar.close()  # so that the next text starts on a new line
-    return whole_weights(trainer.model) if is_sharded(trainer.model) else None
+    model = cast(nn.Module, trainer.model)  # which transformers may delete, but not here
+    return whole_weights(model) if is_sharded(model) else None
 
 
 def checkpoint_to_resume(folder: Path, at: int | None = None) -> Path | None:
@@ -286,7 +306,8 @@ def checkpoint_to_resume(folder: Path, at: int | None = None) -> Path | None:
     if at is not None:
         whole = [path for path in whole if step_of(path) == at]
     checkpoint = max(whole, key=step_of, default=None)
-    if checkpoint and (name := broken(checkpoint)):
+    name = broken(checkpoint) if checkpoint else ""
+    if name:
         raise InputError(f"{checkpoint}: it is damaged ({name}): {DELETE_IT}")
     return checkpoint
 
@@ -305,10 +326,12 @@ def check_checkpoint(trainer: Trainer, checkpoint: Path | None) -> None:
         return
     is_of_fsdp = any(checkpoint.glob(f"{FSDP_MODEL_NAME}*"))
     if is_of_fsdp != trainer.is_fsdp_enabled:
-        made, launch = ("under", "with") if is_of_fsdp else ("without", "without")
-        raise InputError(f"{checkpoint}: made {made} FSDP: launch it {launch} fsdp2.yaml")
+        if is_of_fsdp:
+            raise InputError(f"{checkpoint}: made under FSDP: launch it with fsdp2.yaml")
+        raise InputError(f"{checkpoint}: made without FSDP: launch it without fsdp2.yaml")
     # transformers would continue without the random states, and not tell
-    made, processes = len([*checkpoint.glob("rng_state*.pth")]), PartialState().num_processes
+    made = len([*checkpoint.glob("rng_state*.pth")])
+    processes = PartialState().num_processes
     if not is_sharded_folder(checkpoint):
         check_processes(checkpoint, made, processes)
     elif made != processes and PartialState().is_main_process:

@@ -67,7 +67,7 @@ def named_errors(option: str, name: str) -> Iterator[None]:
         ) from error
 
 
-def line_of(name: str, error: Exception) -> str:
+def line_of(name: str, error: BaseException) -> str:
     """Return where in the module of `name` the error came from."""
     file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
     lines = [

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlhf_lite.config.method import MacroConfig
+from marlhf_lite.experiments.named_rules import RULES, make_rule
 from marlhf_lite.macro import (
     LargestChange,
     MacroActions,
@@ -24,7 +25,6 @@ from marlhf_lite.macro import (
     macro_rewards,
     macro_values,
 )
-from marlhf_lite.macro.catalogue import RULES, make_rule
 from marlhf_lite.models.loading import load_tokenizer
 
 BETA = 0.3  # large, so that the rewards inside an action matter
