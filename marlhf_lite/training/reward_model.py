@@ -53,17 +53,18 @@ def bradley_terry_all(
     return per_pair.mean()
 
 
+def have_equal_responses(inputs: dict[str, Tensor]) -> Tensor:
+    """Which pairs of a pass have two equal responses, [pairs] of truth values; nothing can be learned from them."""
+    chosen, rejected = inputs["input_ids"].chunk(2)
+    chosen_mask, rejected_mask = inputs["attention_mask"].chunk(2)
+    have_same_tokens = (chosen == rejected).all(1)
+    return have_same_tokens & (chosen_mask == rejected_mask).all(1)
+
+
 class _PairLoss(RewardTrainer):
     """TRL's trainer with the score read by the mask, and with the released code's loss as an option."""
 
     loss_kind = "last"
-
-    def is_padding(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Which pairs have equal responses, also if they are the data's: they have weight 0 (see `EvenPairs`)."""
-        chosen, rejected = inputs["input_ids"].chunk(2)
-        chosen_mask, rejected_mask = inputs["attention_mask"].chunk(2)
-        has_same_tokens = (chosen == rejected).all(1)
-        return has_same_tokens & (chosen_mask == rejected_mask).all(1)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         mask = inputs["attention_mask"].bool()
@@ -76,7 +77,7 @@ class _PairLoss(RewardTrainer):
                 *scores.chunk(2), *inputs["input_ids"].chunk(2), masks=mask.chunk(2)
             )
         # Two equal responses may differ in the last digit of their scores: they are no pair that is ranked rightly.
-        is_true_pair = ~self.is_padding(inputs)
+        is_true_pair = ~have_equal_responses(inputs)
         is_accurate = (chosen > rejected) & is_true_pair
         margins = (chosen - rejected).detach() * is_true_pair
         # TRL averages these over the micro-batches of a step and logs those of the main process.
@@ -114,6 +115,10 @@ class PairTrainer(ScaledGradients, StageSteps, EvenPairs, _PairLoss):
     """Trains on the loss of pairs, in float16 too."""
 
     of_pairs = ("accuracy", "margin")
+
+    def is_padding(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Which pairs have equal responses, also if they are the data's: both have weight 0."""
+        return have_equal_responses(inputs)
 
     def padding_row(self, row: dict) -> dict:
         """Two equal responses: whatever the scores are, their gradients cancel."""

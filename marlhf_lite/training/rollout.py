@@ -110,14 +110,21 @@ class Rollout:
 
         A slice gives views of the tensors, and waits for no device.
         """
-        places = range(len(self))[rows] if isinstance(rows, slice) else rows.tolist()
-
-        def pick(x):
-            if isinstance(x, Tensor):
-                return x[rows if isinstance(rows, slice) else rows.to(x.device)]
-            return x and [x[i] for i in places]
-
-        return Rollout(**{name: pick(x) for name, x in vars(self).items()})
+        if isinstance(rows, slice):
+            row_numbers = [*range(len(self))[rows]]
+        else:
+            row_numbers = rows.tolist()
+        selected: dict[str, Any] = {}
+        for name, x in vars(self).items():
+            if x is None:
+                selected[name] = None
+            elif not isinstance(x, Tensor):  # a list of texts or turns
+                selected[name] = [x[number] for number in row_numbers]
+            elif isinstance(rows, slice):
+                selected[name] = x[rows]
+            else:
+                selected[name] = x[rows.to(x.device)]
+        return Rollout(**selected)
 
     def copy(self) -> "Rollout":
         """The same rollout in new lists and tensors, for a user's function, which may change them."""
@@ -163,17 +170,22 @@ class Rollout:
         if not len(self):
             return self
         # The longest prompt and the longest response of these rows, by one wait for the device.
-        prompts = self.attention_mask[:, : self.prompt_width].sum(1)
-        longest, width = torch.stack([prompts.max(), self.ends.max().clamp(min=1)]).tolist()
-        start = self.prompt_width - longest
-        read, by_token = (
-            slice(start, self.prompt_width + width),
-            ("mask", "sampled_logprobs", "ref_logprobs"),
-        )
-        narrow = {name: x[:, :width] for name in by_token if (x := getattr(self, name)) is not None}
-        return replace(
-            self, tokens=self.tokens[:, read], attention_mask=self.attention_mask[:, read], **narrow
-        )
+        prompt_lengths = self.attention_mask[:, : self.prompt_width].sum(1)
+        response_width = self.ends.max().clamp(min=1)
+        longest_prompt, width = torch.stack([prompt_lengths.max(), response_width]).tolist()
+
+        # Prompts are padded on the left, responses on the right.
+        start = self.prompt_width - longest_prompt
+        columns = slice(start, self.prompt_width + width)
+        narrow: dict[str, Any] = {
+            "tokens": self.tokens[:, columns],
+            "attention_mask": self.attention_mask[:, columns],
+        }
+        for name in ("mask", "sampled_logprobs", "ref_logprobs"):  # one column for each token
+            x = getattr(self, name)
+            if x is not None:
+                narrow[name] = x[:, :width]
+        return replace(self, **narrow)
 
     def widen(self, x: Tensor) -> Tensor:
         """Pad a result [B, T'] of the trimmed rollout with zeros to [B, T]."""
@@ -265,10 +277,12 @@ def prompt_batches(
 
 def end_of_text(model, tokenizer) -> list[int]:
     """Ids that end a response: the tokenizer's EOS and what the model's generation config adds to it."""
-    more = getattr(model, "generation_config", None)
-    more = more.eos_token_id if more is not None else None
-    more = more if isinstance(more, list) else [more]
-    return sorted({tokenizer.eos_token_id, *(i for i in more if i is not None)})
+    ends = {tokenizer.eos_token_id}
+    generation_config = getattr(model, "generation_config", None)
+    if generation_config is not None:
+        ids = generation_config.eos_token_id  # a number, a list of them, or None
+        ends |= set(ids if isinstance(ids, list) else [ids])
+    return sorted(ends - {None})
 
 
 def response_mask(response_ids: Tensor, ends: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -284,7 +298,14 @@ def generate(model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Ro
     # Left padding: every response begins in the same column.
     ids, attention_mask = pad(encode_prompts(tokenizer, prompts), tokenizer.pad_token_id, left=True)
     tokens, mask, ended = sample(model, tokenizer, ids, attention_mask, sampling)
-    return _make_rollout(tokenizer, prompts, tokens, attention_mask.to(tokens.device), mask, ended)
+    return _make_rollout(
+        tokenizer,
+        prompts,
+        tokens=tokens,
+        prompt_mask=attention_mask.to(tokens.device),
+        mask=mask,
+        ended=ended,
+    )
 
 
 def sample(
@@ -294,15 +315,22 @@ def sample(
 
     By a graph on a GPU, if the model and the sampling allow it (see `decoding`); else by transformers' `generate`.
     """
-    device, ends = next(model.parameters()).device, end_of_text(model, tokenizer)
-    ids, attention_mask, pad_id = ids.to(device), attention_mask.to(device), tokenizer.pad_token_id
-    plain = type(sampling) is Sampling and not sampling.min_new_tokens and not is_sharded(model)
-    if device.type == "cuda" and plain and has_plain_cache(unwrap_peft(model)):
+    device = next(model.parameters()).device
+    ends = end_of_text(model, tokenizer)
+    pad_id = tokenizer.pad_token_id
+    ids = ids.to(device)
+    attention_mask = attention_mask.to(device)
+
+    # The graph draws tokens as `Sampling` says, and knows no other way.
+    is_plain_sampling = type(sampling) is Sampling and not sampling.min_new_tokens
+    can_use_graph = device.type == "cuda" and is_plain_sampling and not is_sharded(model)
+    if can_use_graph and has_plain_cache(unwrap_peft(model)):
         tokens = decode(unwrap_peft(model), ids, attention_mask, sampling, ends, pad_id)
         mask, ended = response_mask(tokens[:, ids.shape[1] :], ends)
         width = int(mask.any(0).sum())
         return tokens[:, : ids.shape[1] + width], mask[:, :width], ended
-    with torch.inference_mode(device.type == "cpu" and not is_sharded(model)):
+    is_inference = device.type == "cpu" and not is_sharded(model)
+    with torch.inference_mode(is_inference):
         tokens = model.generate(
             input_ids=ids,
             attention_mask=attention_mask,
@@ -351,20 +379,21 @@ def merged_adapter(model: nn.Module) -> Iterator[None]:
     probabilities. Nothing is merged into weights of 16 bits, which would round most of a small change away, into those
     that are sharded, quantised, or of another module too (tied), or if the copies would be too large.
     """
+    # 1. The layers with an adapter, but for those whose weights another module uses, too.
     tied = tied_layers(model)
-    layers = [
-        module for module in model.modules() if isinstance(module, LoraLayer) and module not in tied
-    ]
-    weights = list(
-        dict.fromkeys(p for layer in layers for p in layer.get_base_layer().parameters())
-    )
-    size = sum(weight.numel() * weight.element_size() for weight in weights)
-    plain = all(
-        weight.dtype == torch.float32 and not hasattr(weight, "full_tensor") for weight in weights
-    )
-    if not weights or is_sharded(model) or not plain or size > _merge_limit(weights[0].device):
+    layers = []
+    weights: dict[nn.Parameter, None] = {}  # in order, each once
+    for module in model.modules():
+        if isinstance(module, LoraLayer) and module not in tied:
+            layers.append(module)
+            weights |= dict.fromkeys(module.get_base_layer().parameters())
+
+    # 2. Can they be merged?
+    if not weights or is_sharded(model) or not _can_merge(list(weights)):
         yield
         return
+
+    # 3. Merge, and put everything back.
     # `merge` adds to the weights in place, and taking it off again would round: so it gets copies.
     originals = [weight.data for weight in weights]
     try:
@@ -381,12 +410,20 @@ def merged_adapter(model: nn.Module) -> Iterator[None]:
             layer.merged_adapters.clear()
 
 
-def _merge_limit(device: torch.device) -> int:
+def _can_merge(weights: Sequence[nn.Parameter]) -> bool:
+    """Whether all are float32 and whole (4-bit and sharded weights are not), and copies of them are small enough."""
+    for weight in weights:
+        if weight.dtype != torch.float32 or hasattr(weight, "full_tensor"):
+            return False
+    size = sum(weight.numel() * weight.element_size() for weight in weights)
+    return size <= _most_bytes_of_copies(weights[0].device)
+
+
+def _most_bytes_of_copies(device: torch.device) -> int:
     """Bytes that merged copies may take: a share of a GPU's memory, 1 GiB elsewhere."""
-    gpu = device.type == "cuda"
-    return (
-        int(torch.cuda.get_device_properties(device).total_memory * MERGED_SHARE) if gpu else 2**30
-    )
+    if device.type != "cuda":
+        return 2**30
+    return int(torch.cuda.get_device_properties(device).total_memory * MERGED_SHARE)
 
 
 @contextmanager
@@ -404,8 +441,13 @@ def nonfinite_probabilities_refused() -> Iterator[None]:
             raise InputError(f"the policy's probabilities are not finite: {fix}") from error
         if "device-side assert" in str(error):
             likely = "most likely the policy's probabilities are not finite"
-            more = "CUDA_LAUNCH_BLOCKING=1 shows the place if it is another fault, such as a token id that is too high"
-            raise InputError(f"a check on the GPU failed, {likely}: {fix}; {more}") from error
+            other_faults = (
+                "CUDA_LAUNCH_BLOCKING=1 shows the place if it is another fault, "
+                "such as a token id that is too high"
+            )
+            raise InputError(
+                f"a check on the GPU failed, {likely}: {fix}; {other_faults}"
+            ) from error
         raise
 
 
@@ -414,22 +456,34 @@ def nonfinite_probabilities_refused() -> Iterator[None]:
 
 def concatenate(parts: Sequence[Rollout], pad_token_id: int) -> Rollout:
     """Unscored rollouts as one, padded to their widest prompts and responses."""
-    # Of dialogues: all parts have turns, or none.
-    turns = [turn for part in parts for turn in part.turns or ()]
-    rewards = [row for part in parts if part.turn_rewards is not None for row in part.turn_rewards]
-    left = max(part.prompt_width for part in parts)
-    right = max(part.mask.shape[1] for part in parts)
-
-    def widen(x: Tensor, part: Rollout, value: int) -> Tensor:
-        before = left - part.prompt_width if x is not part.mask else 0
-        return torch.nn.functional.pad(x, (before, right - part.mask.shape[1]), value=value)
-
+    turns: list[list[dict]] = []  # of dialogues: all parts have them, or none
+    rewards: list[Tensor] = []
+    prompts: list[str] = []
+    responses: list[str] = []
+    tokens: list[Tensor] = []
+    attention_masks: list[Tensor] = []
+    masks: list[Tensor] = []
+    prompt_width = max(part.prompt_width for part in parts)
+    response_width = max(part.mask.shape[1] for part in parts)
+    pad_columns = torch.nn.functional.pad
+    for part in parts:
+        missing_of_prompts = prompt_width - part.prompt_width
+        missing_of_responses = response_width - part.mask.shape[1]
+        both_sides = (missing_of_prompts, missing_of_responses)
+        prompts += part.prompts
+        responses += part.responses
+        tokens.append(pad_columns(part.tokens, both_sides, value=pad_token_id))
+        attention_masks.append(pad_columns(part.attention_mask, both_sides, value=0))
+        masks.append(pad_columns(part.mask, (0, missing_of_responses), value=False))
+        turns += part.turns or []
+        if part.turn_rewards is not None:
+            rewards += [*part.turn_rewards]
     return Rollout(
-        prompts=[text for part in parts for text in part.prompts],
-        responses=[text for part in parts for text in part.responses],
-        tokens=torch.cat([widen(part.tokens, part, pad_token_id) for part in parts]),
-        attention_mask=torch.cat([widen(part.attention_mask, part, 0) for part in parts]),
-        mask=torch.cat([widen(part.mask, part, False) for part in parts]),
+        prompts=prompts,
+        responses=responses,
+        tokens=torch.cat(tokens),
+        attention_mask=torch.cat(attention_masks),
+        mask=torch.cat(masks),
         ended=torch.cat([part.ended for part in parts]),
         turns=turns or None,
         turn_rewards=pad_sequence(rewards, batch_first=True) if rewards else None,
@@ -448,17 +502,40 @@ def from_tokens(
     tokenizer, prompts: Sequence[str], response_ids: Sequence[Sequence[int]], ends: Sequence[int]
 ) -> Rollout:
     """A rollout of given response tokens; a response has ended if its last token is one of `ends`."""
-    ids, attention_mask = pad(encode_prompts(tokenizer, prompts), tokenizer.pad_token_id, left=True)
-    tokens, mask = pad(response_ids, tokenizer.pad_token_id, left=False)
-    ended = torch.tensor([len(ids) > 0 and int(ids[-1]) in ends for ids in response_ids])
+    encoded = encode_prompts(tokenizer, prompts)
+    prompt_tokens, prompt_mask = pad(encoded, tokenizer.pad_token_id, left=True)
+    response_tokens, mask = pad(response_ids, tokenizer.pad_token_id, left=False)
+    ended = [len(ids) > 0 and int(ids[-1]) in ends for ids in response_ids]
     return _make_rollout(
-        tokenizer, prompts, torch.cat([ids, tokens], 1), attention_mask, mask.bool(), ended
+        tokenizer,
+        prompts,
+        tokens=torch.cat([prompt_tokens, response_tokens], 1),
+        prompt_mask=prompt_mask,
+        mask=mask.bool(),
+        ended=torch.tensor(ended),
     )
 
 
-def _make_rollout(tokenizer, prompts, tokens, prompt_mask, mask, ended) -> Rollout:
-    # one wait for all
-    rows = torch.cat([mask.sum(1, keepdim=True), tokens[:, prompt_mask.shape[1] :]], 1).tolist()
-    responses = decode_continuation(tokenizer, [ids[:length] for length, *ids in rows])
-    attention_mask = torch.cat([prompt_mask, mask.long()], 1)
-    return Rollout(list(prompts), responses, tokens, attention_mask, mask, ended)
+def _make_rollout(
+    tokenizer,
+    prompts: Sequence[str],
+    *,
+    tokens: Tensor,
+    prompt_mask: Tensor,
+    mask: Tensor,
+    ended: Tensor,
+) -> Rollout:
+    """A rollout of these tokens, with the texts of the responses."""
+    # Lengths and tokens come from the device together, so that the CPU waits once.
+    response_tokens = tokens[:, prompt_mask.shape[1] :]
+    lengths = mask.sum(1, keepdim=True)
+    rows = torch.cat([lengths, response_tokens], 1).tolist()
+    ids_of_responses = [ids[:length] for length, *ids in rows]
+    return Rollout(
+        prompts=list(prompts),
+        responses=decode_continuation(tokenizer, ids_of_responses),
+        tokens=tokens,
+        attention_mask=torch.cat([prompt_mask, mask.long()], 1),
+        mask=mask,
+        ended=ended,
+    )
