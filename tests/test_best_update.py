@@ -21,7 +21,7 @@ def compared(number, patience, found):
     state = RunState(micro_batch=size, generation_batch=size, gradient_checkpointing=False)
     best = BestUpdate(number=number, patience=patience, state=state)
     for state.updates_done, x in enumerate(found, start=1):
-        best.is_new_best({number: x})
+        best.remember_if_best({number: x})
         if best.is_out_of_patience():
             return state.updates_done, state.best_update
     return None, state.best_update

@@ -34,7 +34,7 @@ from marlhf_lite.training.experience import Batch, ModelOutputs
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.objectives import build_objective
 from marlhf_lite.training.ppo import PPOTrainer
-from marlhf_lite.training.rewards import shape_scores
+from marlhf_lite.training.rewards import scores_for_training
 from marlhf_lite.training.rollout import (
     Rollout,
     concatenate,
@@ -149,7 +149,7 @@ def _gradient(
 def total_returns(trainer: PPOTrainer, rollout: Rollout) -> Tensor:
     """[B] what a response earns in all: its score minus β times its KL."""
     # over turns, if turns are paid
-    scores = shape_scores(rollout, trainer.config).reshape(len(rollout), -1).sum(1)
+    scores = scores_for_training(rollout, trainer.config).reshape(len(rollout), -1).sum(1)
     kl = []
     for part in torch.arange(len(rollout)).split(trainer.state.micro_batch.now):
         batch = rollout.select(part)

@@ -57,7 +57,8 @@ def policy_loss(
     if ratio == "token":
         advantages = macro._spread(advantages)
     else:
-        log_ratio, valid = macro.sum(log_ratio), macro.mask
+        log_ratio = macro.sum(log_ratio)
+        valid = macro.mask
     if ratio == "macro_mean":
         log_ratio = log_ratio / macro.lengths.clamp(min=1)
     log_ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)  # beyond it there is no gradient
@@ -106,19 +107,15 @@ def value_loss(
     """
     check_choice("target", target, TARGETS)
     valid = macro.token_mask
-    values, old_values = (
-        clean("values", values, valid),
-        clean("old_values", old_values, valid).detach(),
-    )
+    values = clean("values", values, valid)
+    old_values = clean("old_values", old_values, valid).detach()
     returns = clean("returns", returns, macro.mask).detach()
     if target == "token":
         returns = macro._spread(returns)
     else:
-        values, old_values, valid = (
-            macro.pool(values, sigma),
-            macro.pool(old_values, sigma),
-            macro.mask,
-        )
+        values = macro.pool(values, sigma)
+        old_values = macro.pool(old_values, sigma)
+        valid = macro.mask
     # Padding has value, old value and return 0, so its terms and their gradients are 0.
     unclipped = clipped = (values - returns).square()
     change = values - old_values

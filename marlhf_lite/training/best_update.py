@@ -20,8 +20,8 @@ class BestUpdate:
     patience: int  # tests in a row without a better number, at which a run stops; 0: it never does
     state: RunState
 
-    def is_new_best(self, scores: Mapping[str, float]) -> bool:
-        """Take note of a held-out test of the present update; return whether it is the best so far.
+    def remember_if_best(self, scores: Mapping[str, float]) -> bool:
+        """Remember a held-out test of the present update if it is the best so far; return whether it is.
 
         Raises `InputError` if the test has no such number.
         """

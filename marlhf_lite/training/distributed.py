@@ -28,7 +28,7 @@ def sum_over_processes(
 
 def raise_on_all_ranks(work: Callable[..., Result], *args) -> Result:
     """Return `work(*args)` of this process. An `InputError` in one process is raised in all, so that none waits."""
-    results: list[Result] = []
+    results: list[Result] = []  # none if the work of this process fails
     errors: list[InputError] = []
     try:
         results = [work(*args)]
@@ -103,9 +103,8 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return all weights by name, on the CPU; sharded ones on the main process only. Tied ones are one tensor."""
     keeps_them = not is_sharded(model) or PartialState().is_main_process
     weights: dict[str, Tensor] = {}
-    whole_by_identity: dict[
-        int, Tensor
-    ] = {}  # of tied weights, which are one tensor, there is one copy
+    # Tied weights are one tensor under several names: it is gathered and copied once.
+    whole_by_identity: dict[int, Tensor] = {}
     for name, weight in model.state_dict(keep_vars=True).items():
         if id(weight) not in whole_by_identity:
             whole = full_tensor(weight).detach()  # all processes take part in this

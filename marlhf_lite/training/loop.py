@@ -74,7 +74,7 @@ class TrainingLoop:
                 if self.test_held_out and self.is_due(self.config.eval_every, last=has_ended):
                     scores = self.test_held_out()
                     self.logger.log_held_out(self.state.updates_done, scores)
-                    is_new_best = self.best.is_new_best(scores)
+                    is_new_best = self.best.remember_if_best(scores)
                     has_ended = self._is_out_of_patience() or has_ended
                 is_asked_to_stop = asked_to_stop()
 

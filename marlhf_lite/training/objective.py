@@ -16,7 +16,7 @@ from marlhf_lite import macro
 from marlhf_lite.config.method import PPOTrainerConfig
 from marlhf_lite.macro._checks import clean
 from marlhf_lite.training.experience import Batch, Experience, ModelOutputs
-from marlhf_lite.training.rewards import shape_scores
+from marlhf_lite.training.rewards import scores_for_training
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.user_code import named_errors
@@ -67,7 +67,7 @@ class Objective:
         )
         return macro.macro_rewards(
             token_rewards,
-            shape_scores(rollout, config),
+            scores_for_training(rollout, config),
             batch.steps,
             config.reward_pooling,
             config.rho,
@@ -237,7 +237,7 @@ def _parts_of_step(
         name = "clip_fraction" if role == "policy" else f"{role}_clip_fraction"
         parts[name] = stats["clip_fraction"] * stats["count"] / terms
     for name, mean in stats.items():
-        if name not in OUR_STATS:
+        if name not in OUR_STATS:  # a user's own stat, a mean over the responses of the micro-batch
             parts[f"{role}_{name}"] = mean * share
     return parts
 

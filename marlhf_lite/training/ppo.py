@@ -44,7 +44,7 @@ from marlhf_lite.training.rewards import (
     EnvironmentReward,
     FunctionReward,
     score_responses,
-    shape_scores,
+    scores_for_training,
 )
 from marlhf_lite.training.rollout import (
     Rollout,
@@ -355,7 +355,7 @@ class PPOTrainer:
             old, steps, sampler_row = self.learn_from_first_pass(batch, epochs)
 
         row = update_metrics(batch, old, config, self.accelerator)
-        scores = shape_scores(rollout, config)
+        scores = scores_for_training(rollout, config)
         row |= diagnose_critic(old.values, scores, rollout.mask, self.accelerator)
         row |= mean_over_steps(steps)
         row |= sampler_row

@@ -136,7 +136,7 @@ def checked_scores(
     return scores.detach()
 
 
-def shape_scores(rollout: Rollout, config: RolloutConfig) -> Tensor:
+def scores_for_training(rollout: Rollout, config: RolloutConfig) -> Tensor:
     """The scores for training, [B], or [B, K] of turns, float32, clipped to ±`score_clip` (released code: 2.5)."""
     scores = rollout.scores if rollout.turn_rewards is None else rollout.turn_rewards
     scores = scores.float()

@@ -47,7 +47,8 @@ class Safeguards:
         check_nonfinite(self.state.nonfinite_in_row, row)
 
     def _check_moved(self, row: dict[str, float], weights_before: Weights) -> None:
-        # If all scores are 0, a head of zero is right, and nothing is to be learned.
+        # Where there is no loss, nothing is to be learned and nothing moves: for example, if all scores are 0, a critic
+        # whose head is 0 predicts them without error.
         rates = {}
         critic_learns_alone = self.state.updates_done < self.config.critic_warmup
         if row["advantage_rms"] and not critic_learns_alone:
@@ -67,9 +68,9 @@ def count_updates(config: PPOConfig, prompts: int, accelerator: Accelerator) -> 
         )
     divisor = config.rollouts * processes
     if config.batch_size % divisor:
-        what = f"--rollouts {config.rollouts}" + (
-            f" times {processes} processes" if processes > 1 else ""
-        )
+        what = f"--rollouts {config.rollouts}"
+        if processes > 1:
+            what += f" times {processes} processes"
         raise InputError(
             f"--batch_size {config.batch_size}: not a multiple of {what}: give a multiple of {divisor}"
         )
@@ -108,10 +109,11 @@ def check_start(nats: float, response_length: float) -> None:
 
 def some_weights(parameters: dict[str, list[nn.Parameter]]) -> dict[str, list[Tensor]]:
     """Copies of the first 1,000 numbers of this process's part of each weight of each role: they need little memory."""
-    return {
-        role: [local_tensor(p.detach()).flatten()[:1000].clone() for p in weights]
-        for role, weights in parameters.items()
-    }
+    copies = {}
+    for role, weights in parameters.items():
+        parts_of_process = [local_tensor(weight.detach()) for weight in weights]
+        copies[role] = [part.flatten()[:1000].clone() for part in parts_of_process]
+    return copies
 
 
 def check_moved(

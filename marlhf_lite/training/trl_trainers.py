@@ -302,13 +302,14 @@ def checkpoint_to_resume(folder: Path, at: int | None = None) -> Path | None:
 
     Raises `InputError` if it is damaged.
     """
-    whole = [path.parent for path in folder.glob(f"checkpoint-*/{SEAL}")]
+    # A checkpoint gets its seal when it is complete.
+    complete = [path.parent for path in folder.glob(f"checkpoint-*/{SEAL}")]
     if at is not None:
-        whole = [path for path in whole if step_of(path) == at]
-    checkpoint = max(whole, key=step_of, default=None)
-    name = broken(checkpoint) if checkpoint else ""
-    if name:
-        raise InputError(f"{checkpoint}: it is damaged ({name}): {DELETE_IT}")
+        complete = [path for path in complete if step_of(path) == at]
+    checkpoint = max(complete, key=step_of, default=None)
+    damaged_file = broken(checkpoint) if checkpoint else ""
+    if damaged_file:
+        raise InputError(f"{checkpoint}: it is damaged ({damaged_file}): {DELETE_IT}")
     return checkpoint
 
 

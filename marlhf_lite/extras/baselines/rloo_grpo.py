@@ -30,7 +30,7 @@ from marlhf_lite.training.rewards import (
     FunctionReward,
     checked_scores,
     score_responses,
-    shape_scores,
+    scores_for_training,
 )
 from marlhf_lite.training.rollout import (
     Rollout,
@@ -61,7 +61,7 @@ class SampledReward:
     Args:
         reward: rollout -> scores [B] (`ModelReward`, `FunctionReward`, or your own function).
         model: the policy, which defines the end tokens.
-        config: options that shape scores (see `shape_scores`), and the size of a group.
+        config: options that shape scores (see `scores_for_training`), and the size of a group.
         gold: (prompts, responses) -> true scores, which are only recorded.
         logger: receives samples at the first update and at every tenth.
     """
@@ -107,7 +107,7 @@ class SampledReward:
         if self.logger is not None:
             group = rollout.select(slice(0, self.config.num_generations))
             self.logger.log_samples(trainer_state.global_step + 1, group, Whole()(group.mask))
-        return shape_scores(rollout, self.config).tolist()
+        return scores_for_training(rollout, self.config).tolist()
 
 
 class _OurPrompts:
