@@ -108,11 +108,10 @@ class Recorder(TrainerCallback):
         if self.weights_at_start is None or not gradient:
             return
         prefix = PREFIX_OF_RATE.get(self.logger.name, "policy")
-        option_of_learning_rate = f"--{prefix}_learning_rate"
         check_moved(
             self.weights_at_start,
             parameters={"model": trainable(model)},
-            rates={"model": option_of_learning_rate},
+            option_of_learning_rate={"model": f"--{prefix}_learning_rate"},
         )
         self.weights_at_start = None
 

@@ -141,14 +141,15 @@ class Checkpoints:
     def _load_tensors(self, path: Path, actor_critic: nn.Module, optimizer) -> dict:
         """Load weights and Adam's state; return all that the checkpoint holds. Raises `InputError`; see `load`."""
         processes = self.accelerator.num_processes
+        has_shards = path.is_dir()
         try:
             state = self._read(path, actor_critic)
-            if path.is_dir():
+            if has_shards:  # any number of processes reads them, each its part
                 tensors = local_tensors(actor_critic, optimizer, wanted=state["tensors"])
                 read_shards(tensors, path, no_dist=processes == 1)
         except InputError as error:
             raise InputError(f"{path}: {error}: {DELETE_IT}") from None
-        if not path.is_dir():  # any number of processes reads shards
+        if not has_shards:  # each process reads the whole file
             check_processes(path, len(state["random"]), processes)
             tensors = local_tensors(actor_critic, optimizer, wanted=state["tensors"])
             for name, tensor in tensors.items():

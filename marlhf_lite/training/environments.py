@@ -138,24 +138,25 @@ class Dialogues:
             )
             one.ids, one.done = one.ids + ids, done
             if not done and turn < self.max_turns:
-                self._answer(tokenizer, one, text, turn)
+                self._append_observation(tokenizer, one, text, turn)
 
-    def _answer(self, tokenizer, dialogue: Dialogue, text: str, turn: int) -> None:
-        """Append an observation, as far as it is read."""
+    def _append_observation(self, tokenizer, dialogue: Dialogue, text: str, turn: int) -> None:
+        """Append what the environment said to the dialogue, as far as the policy reads it."""
         (ids,) = encode_continuation(tokenizer, [text])
-        answer: dict[str, Any] = {"observation": text}
         read = ids[: self.max_observation_length]
-        if len(read) < len(ids):
-            answer = {
-                "observation": decode_continuation(tokenizer, [read])[0],
-                "observation_cut": len(ids) - len(read),
-            }
+        is_cut = len(read) < len(ids)
+        said: dict[str, Any] = {"observation": text}
+        if is_cut:
+            (said["observation"],) = decode_continuation(tokenizer, [read])
+            said["observation_cut"] = len(ids) - len(read)
+
+        # With the template's marks around it, if there is one.
         message = make_message(tokenizer, read, before=dialogue.ids[-1:])
         if not message:
             raise self._fault(
                 turn, [dialogue.prompt], "the observation is empty: say something, or be done"
             )
-        dialogue.turns[-1] |= answer
+        dialogue.turns[-1] |= said
         dialogue.ids = dialogue.ids + message
 
     def longest_response(self, tokenizer, turn: int) -> int:

@@ -38,7 +38,7 @@ class Safeguards:
     def check_update(self, row: dict[str, float], weights_before: Weights | None) -> None:
         """Raise `InputError` if an update with these metrics shows that the run does not work."""
         if weights_before and not row["skipped_steps"]:
-            self._check_moved(row, weights_before)
+            self._check_first_step_moved_weights(row, weights_before)
 
         is_skipped = row["skipped_steps"] > 0 and self.accelerator.scaler is None
         if self.state.updates_done == 0 and not is_skipped:
@@ -46,17 +46,19 @@ class Safeguards:
         self.state.nonfinite_in_row = self.state.nonfinite_in_row + 1 if is_skipped else 0
         check_nonfinite(self.state.nonfinite_in_row, row)
 
-    def _check_moved(self, row: dict[str, float], weights_before: Weights) -> None:
+    def _check_first_step_moved_weights(
+        self, row: dict[str, float], weights_before: Weights
+    ) -> None:
         # Where there is no loss, nothing is to be learned and nothing moves: for example, if all scores are 0, a critic
         # whose head is 0 predicts them without error.
-        rates = {}
+        option_of_learning_rate = {}  # of each role that should have moved
         critic_learns_alone = self.state.updates_done < self.config.critic_warmup
         if row["advantage_rms"] and not critic_learns_alone:
-            rates["policy"] = "--policy_learning_rate"
+            option_of_learning_rate["policy"] = "--policy_learning_rate"
         if row["value_loss"]:
-            rates["critic"] = "--critic_learning_rate"
+            option_of_learning_rate["critic"] = "--critic_learning_rate"
         fix = "; with a custom --objective, build its loss on `outputs` (`old` has no gradient)"
-        check_moved(weights_before, self.parameters, rates, fix)
+        check_moved(weights_before, self.parameters, option_of_learning_rate, fix)
 
 
 def count_updates(config: PPOConfig, prompts: int, accelerator: Accelerator) -> int:
@@ -117,18 +119,20 @@ def some_weights(parameters: dict[str, list[nn.Parameter]]) -> dict[str, list[Te
 
 
 def check_moved(
-    before: dict[str, list[Tensor]], parameters: dict, rates: dict[str, str], fix: str = ""
+    before: Weights, parameters: dict, option_of_learning_rate: dict[str, str], fix: str = ""
 ) -> None:
     """Raise `InputError` if the first step moved no weight of a model, in any process.
 
-    `before` are `some_weights` of these parameters; `rates` maps each model that should move to the option of its
-    learning rate. A bfloat16 weight stays if its step is smaller than its rounding.
+    `before` are `some_weights` of these parameters; `option_of_learning_rate` has the models that should move. A
+    bfloat16 weight stays if its step is smaller than its rounding.
     """
     moved = {}
-    for role, after in some_weights({role: parameters[role] for role in rates}).items():
+    for role, after in some_weights(
+        {role: parameters[role] for role in option_of_learning_rate}
+    ).items():
         moved[role] = not all(map(torch.equal, before[role], after))
     everywhere = gather_object([moved])
-    for role, option in rates.items():
+    for role, option in option_of_learning_rate.items():
         if not any(process[role] for process in everywhere):
             why = "its learning rate or gradient is 0, or its step is smaller than the weights' rounding"
             raise InputError(
