@@ -1,6 +1,8 @@
 """The best update by a held-out number, and early stopping: what transformers' trainer does with the same numbers."""
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +10,10 @@ from conftest import fails, snapshot
 from small_runs import build, state, timeless
 from transformers import EarlyStoppingCallback, TrainerControl, TrainerState, TrainingArguments
 
+from marlhf_lite.config.commands import PPOCommand
 from marlhf_lite.config.options import PPOTrainerConfig
+from marlhf_lite.evaluation.held_out import numbers_of_tests
+from marlhf_lite.experiments.context import check_keep_best
 from marlhf_lite.models.loading import build_models, load_policy
 from marlhf_lite.training.best_update import BestUpdate
 from marlhf_lite.training.run_state import BatchSize, RunState
@@ -128,5 +133,17 @@ def test_what_cannot_be_kept_is_refused(make, run):
     )
     fails(lambda: PPOTrainerConfig(patience=2), "--patience 2: ", "give --keep_best")
     fails(lambda: make(eval_every=1, keep_best="accuracy"), "--keep_best accuracy: ", "run folder")
+    fails(lambda: make(run, eval_every=1, keep_best="accuracy"), "no held-out tests")
     made = make(run, held_out=held_out([0.1]), eval_every=1, keep_best="acuracy")
     fails(made.train, "--keep_best acuracy: ", "choose from accuracy, other")
+
+
+def test_the_command_line_knows_the_numbers_of_its_tests(make, run, tokenizer, roles):
+    """A misspelled one ends it before anything is loaded: these are what its tests find."""
+    made = make(run, test_prompts=["a", "b"], eval_every=1, updates=1, gold=lambda *x: [0.0] * 2)
+    found = made.loop.test_held_out()
+    assert sorted(found) == sorted(numbers_of_tests(has_gold=True))
+    options = PPOCommand(keep_best="score_maen", eval_every=1)
+    task = SimpleNamespace(gold=None)
+    fails(lambda: check_keep_best(options, task), "--keep_best score_maen: ", "score_mean?")
+    fails(lambda: check_keep_best(replace(options, keep_best="gold_mean"), task), "no such number")

@@ -17,6 +17,13 @@ from marlhf_lite.training.distributed import gathered_outside_layers, is_sharded
 from marlhf_lite.utils.random_states import random_states, set_random_states
 
 
+def numbers_of_tests(has_gold: bool) -> list[str]:
+    """Return the names of the numbers that `HeldOutEvaluation` finds."""
+    scores = ["score", "gold"] if has_gold else ["score"]
+    parts = ("mean", "sft", "win_rate")
+    return [*(f"{score}_{part}" for score in scores for part in parts), *KLS, "tokens", "ended"]
+
+
 @dataclass
 class HeldOutEvaluation:
     """Answers the same prompts with the same random numbers each time, and compares with the SFT model's answers.

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from marlhf_lite.config.commands import StageCommand
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.parser import OF_THE_START
+from marlhf_lite.evaluation.held_out import numbers_of_tests
 from marlhf_lite.evaluation.responses import HeldOutPrompts
 from marlhf_lite.evaluation.sampling import generate_seeded
 from marlhf_lite.experiments.data import (
@@ -60,7 +61,7 @@ from marlhf_lite.training.rollout import Sampler, Sampling, generate, sampling_o
 from marlhf_lite.training.safeguards import count_updates
 from marlhf_lite.training.trackers import tracker_names
 from marlhf_lite.training.trl_trainers import check_batches
-from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.errors import InputError, did_you_mean
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.libraries import ignore_warnings
 from marlhf_lite.utils.preflight import MISSING, Preflight
@@ -182,6 +183,7 @@ def open_context(
     preflight.attempt(check_batches, options)
     preflight.attempt(check_folder, options, path, resume, lock)
     preflight.attempt(check_updates, options, task)
+    preflight.attempt(check_keep_best, options, task)
     preflight.attempt(check_resumed_updates, options, path, resume, task)
     preflight.stop_if_any_problem()
 
@@ -249,6 +251,15 @@ def check_folder(options: StageCommand, path: Path, reopens: bool, lock: RunLock
         check_output_dir(path)
     if lock and is_run(path):
         _take(lock, path)
+
+
+def check_keep_best(options: StageCommand, task: Task) -> None:
+    """Raise `InputError` if the tests while training find no number of the name that `--keep_best` gives."""
+    number = getattr(options, "keep_best", "")
+    known = numbers_of_tests(has_gold=bool(task.gold))
+    if number and number not in known:
+        fix = f"{did_you_mean(number, known)}choose from {', '.join(known)}"
+        raise InputError(f"--keep_best {number}: the tests have no such number: {fix}")
 
 
 def stage_folder(method: str) -> str:

@@ -106,7 +106,7 @@ def make_run_parts(
 ) -> RunParts:
     """Make the parts; see `PPOTrainer` for the arguments.
 
-    Raises `InputError` if the best update is to be kept and there is no folder for its checkpoint.
+    Raises `InputError` if the best update is to be kept, and there is no folder for its checkpoint, or no test.
     """
     state = RunState(
         micro_batch=BatchSize(asked=config.micro_batch_size, now=config.micro_batch_size),
@@ -128,6 +128,9 @@ def make_run_parts(
     elif config.keep_best:
         fix = "give the trainer a run folder (run=)"
         raise InputError(f"--keep_best {config.keep_best}: no place for its checkpoint: {fix}")
+    if config.keep_best and held_out is None:
+        fix = "give data with held-out prompts (of the trainer: held_out=)"
+        raise InputError(f"--keep_best {config.keep_best}: there are no held-out tests: {fix}")
 
     # Responses of an optimizer step in this process.
     minibatch = config.batch_size // config.num_mini_batches
