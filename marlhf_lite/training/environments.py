@@ -13,7 +13,7 @@ becomes a special token. The last observation is left out: nobody would read it.
 from collections.abc import Callable, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate.utils import gather_object
@@ -29,6 +29,7 @@ from marlhf_lite.utils.contents import code_hash
 from marlhf_lite.utils.errors import ServerError, one_line
 from marlhf_lite.utils.user_code import line_of
 
+Result = TypeVar("Result")
 # What `step` returns for a dialogue, and its test: sums of rewards are in float32, texts are written as UTF-8.
 MOST = torch.finfo(torch.float32).max
 PARTS = {
@@ -82,27 +83,35 @@ class Dialogues:
         """One response to each prompt."""
         # Processes that share each layer take the same number of turns, until all are done, and end together.
         sharded = is_sharded(model)
-        call = raise_on_all_ranks if sharded else lambda work, *arguments: work(*arguments)
-        dialogues = [
-            Dialogue(text, state=x)
-            for text, x in zip(prompts, call(self._reset, prompts), strict=True)
-        ]
+
+        def call(work: Callable[..., Result], *arguments) -> Result:
+            if sharded:  # an error in one process ends all
+                return raise_on_all_ranks(work, *arguments)
+            return work(*arguments)
+
+        states = call(self._reset, prompts)
+        dialogues = []
+        for prompt, state in zip(prompts, states, strict=True):
+            dialogues.append(Dialogue(prompt, state=state))
+
         for turn in range(1, self.max_turns + 1):
-            rows = [row for row, one in enumerate(dialogues) if not one.done]
-            if not (gather_object(rows) if sharded else rows):
+            open_rows = [row for row, dialogue in enumerate(dialogues) if not dialogue.done]
+            open_rows_of_all = gather_object(open_rows) if sharded else open_rows
+            if not open_rows_of_all:
                 break
-            speakers = rows or [0]  # nobody reads its turn
+            # A process that is done speaks on in its first dialogue, and nobody reads that.
+            speaking_rows = open_rows or [0]
             replies = self._speak(
                 model,
                 tokenizer,
-                [dialogues[row] for row in speakers],
-                sampling.of_turn(turn, speakers),
+                [dialogues[row] for row in speaking_rows],
+                sampling.of_turn(turn, speaking_rows),
             )
             call(
                 self._step_environment,
                 tokenizer,
-                [dialogues[row] for row in rows],
-                replies[: len(rows)],
+                [dialogues[row] for row in open_rows],
+                replies[: len(open_rows)],
                 turn,
             )
         return from_turns(tokenizer, dialogues).to(next(model.parameters()).device)
@@ -182,25 +191,31 @@ class Dialogues:
     def _step(
         self, dialogues: list[Dialogue], texts: list[str], turn: int
     ) -> list[tuple[str, float, bool]]:
-        prompts = [one.prompt for one in dialogues]
-        answer = self._call(
-            self.environment.step, turn, prompts, [one.state for one in dialogues], list(texts)
-        )
+        """Return what the environment answers to these texts: an observation, a reward and whether it is done."""
+        prompts = [dialogue.prompt for dialogue in dialogues]
+        states = [dialogue.state for dialogue in dialogues]
+        answer = self._call(self.environment.step, turn, prompts, states, list(texts))
+
+        # 1. Three lists with an entry for each dialogue.
         lists = answer if isinstance(answer, Sequence) else []
-        sizes = [
-            len(part) if isinstance(part, Sized) and not isinstance(part, str) else None
-            for part in lists
-        ]
+        sizes: list[int | None] = []
+        for part in lists:
+            is_list = isinstance(part, Sized) and not isinstance(part, str)
+            sizes.append(len(part) if is_list else None)
         if sizes != [len(prompts)] * len(PARTS):
             fix = f"return (observations, rewards, dones), each with {len(prompts)} entries"
             raise self._fault(turn, prompts, f"step returned {answer!r:.60}: {fix}")
-        for prompt, *parts in zip(prompts, *answer, strict=True):
-            if reason := _wrong_part(parts):
+
+        # 2. Each entry is what it should be.
+        checked = []
+        observations, rewards, are_done = answer
+        for prompt, *parts in zip(prompts, observations, rewards, are_done, strict=True):
+            reason = _wrong_part(parts)
+            if reason:
                 raise self._fault(turn, [prompt], reason)
-        return [
-            (observation, float(reward), bool(done))
-            for observation, reward, done in zip(*answer, strict=True)
-        ]
+            observation, reward, done = parts
+            checked.append((observation, float(reward), bool(done)))
+        return checked
 
     def _call(self, method: Callable, turn: int, prompts: Sequence[str], *arguments, **columns):
         try:
@@ -210,10 +225,10 @@ class Dialogues:
             raise self._fault(turn, prompts, reason) from error
 
     def _fault(self, turn: int, prompts: Sequence[str], reason: str) -> ServerError:
-        more = f", or of one of {len(prompts) - 1} more" if len(prompts) > 1 else ""
-        return ServerError(
-            f"--environment {self.name}: turn {turn} of {prompts[0][:60]!r}{more}: {reason}"
-        )
+        prompt = repr(prompts[0][:60])
+        if len(prompts) > 1:
+            prompt += f", or of one of {len(prompts) - 1} more"
+        return ServerError(f"--environment {self.name}: turn {turn} of {prompt}: {reason}")
 
 
 def _wrong_part(parts: Sequence) -> str:
@@ -228,20 +243,24 @@ def _wrong_part(parts: Sequence) -> str:
 
 
 def from_turns(tokenizer, dialogues: Sequence[Dialogue]) -> Rollout:
-    """Make a rollout of dialogues."""
-    read = from_tokens(
-        tokenizer, [one.prompt for one in dialogues], [one.ids for one in dialogues], ends=[]
+    """Make a rollout of dialogues; its mask is True on what the policy said, and has holes where it only read."""
+    all_tokens = from_tokens(
+        tokenizer,
+        [dialogue.prompt for dialogue in dialogues],
+        [dialogue.ids for dialogue in dialogues],
+        ends=[],
     )
-    mask = torch.zeros_like(read.mask)
-    for row, one in enumerate(dialogues):
-        for turn in one.turns:
-            mask[row, slice(*turn["span"])] = True
+    mask = torch.zeros_like(all_tokens.mask)
+    rewards = []
+    for row, dialogue in enumerate(dialogues):
+        for turn in dialogue.turns:
+            start, end = turn["span"]
+            mask[row, start:end] = True
+        rewards.append(torch.tensor([turn["reward"] for turn in dialogue.turns]))
     return replace(
-        read,
+        all_tokens,
         mask=mask,
-        ended=torch.tensor([one.done for one in dialogues], dtype=torch.bool),
-        turn_rewards=pad_sequence(
-            [torch.tensor([t["reward"] for t in one.turns]) for one in dialogues], True
-        ),
-        turns=[one.turns for one in dialogues],
+        ended=torch.tensor([dialogue.done for dialogue in dialogues], dtype=torch.bool),
+        turn_rewards=pad_sequence(rewards, batch_first=True),
+        turns=[dialogue.turns for dialogue in dialogues],
     )
