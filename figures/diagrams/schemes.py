@@ -29,7 +29,7 @@ def rlhf_loop(c: Canvas) -> None:
 
     The policy answers a prompt. Reference model, critic and reward model read the response. A termination rule
     cuts the response into macro actions; rewards, values and advantages are those of macro actions. The optimizer
-    then makes a step for policy and critic, and the loop begins again.
+    then makes a step for the policy and one for the critic, and the loop begins again.
     """
     c.box(28, 68, 110, 62, "prompt")
     c.box(184, 68, 140, 62, "policy\nwrites a response", PPO, size=13)
@@ -73,7 +73,8 @@ def rlhf_loop(c: Canvas) -> None:
     c.arrow((560, 426), (522, 426))
     c.arrow((312, 426), (274, 426))
     c.arrow((206, 394), (206, 134))
-    c.text(194, 264, "optimizer step\nfor policy\nand critic", anchor="end")
+    c.arrow((218, 394), (218, 149), (440, 149), (440, 165), colour=CRITIC)
+    c.text(194, 264, "optimizer steps\nfor policy\nand critic", anchor="end")
     c.note(480, "Dashed frames: models that stay as they are while PPO trains.")
 
 

@@ -147,11 +147,18 @@ def answer_figure() -> np.ndarray:
                 _dot(ax, place, method, row)
         ax.set_yticks(range(len(rows)), [_label(row) for row in rows], fontsize="small")
         ax.set_ylim(len(rows) - 0.4, -0.6)
+        ax.set_ylabel("situation", fontsize="small")
         ax.grid(axis="x", alpha=0.3, linewidth=0.5)
     summaries = ratios.index(next(row for row in ratios if row.outcome == FINAL))
     axes[0].plot(CLAIMED, [summaries, summaries], color="0.6", linewidth=6, solid_capstyle="butt")
     axes[0].text(
-        CLAIMED[1], summaries, "  the paper's claim", color="0.35", va="center", fontsize="small"
+        CLAIMED[0],
+        summaries,
+        "the paper's claim  ",
+        color="0.35",
+        va="center",
+        ha="right",
+        fontsize="small",
     )
     axes[0].set_xscale("log")
     axes[0].xaxis.set_major_locator(FixedLocator([0.4, 0.5, 0.6, 0.8, 1, 1.2, 1.4]))

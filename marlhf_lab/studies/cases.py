@@ -1,11 +1,13 @@
-"""When macro actions help, when they cost, and when we found no difference: twelve cases of the stored studies."""
+"""When macro actions help, when they harm, and when we found no difference: fourteen cases of the stored studies."""
 
 from collections.abc import Mapping
 
 from marlhf_lab.studies.contrasts import ratio_of_updates
 from marlhf_lab.studies.learning import learning_table
+from marlhf_lab.studies.mean_reward import difference_of_means
 from marlhf_lab.studies.paper import say, table
 from marlhf_lab.studies.results import stored_results, study_table
+from marlhf_lab.studies.study import load_study
 
 NO, YES = "cannot predict", "predicts"  # what a critic does about the score
 ONE_WORD = (  # tokens between the word and the score, critic, study, PPO, MA-PPO
@@ -22,6 +24,10 @@ ONE_WORD = (  # tokens between the word and the score, critic, study, PPO, MA-PP
 SCORES = (  # task, critic, study, number, its name
     ("programs", "hardly predicts", "programs", "pass@1", "share of right programs"),
     ("summaries", "noisy", "main", "rm_score", "score of the reward model"),
+)
+LANGUAGE_MODEL = (  # the rewarded words, study
+    ("SmolLM2, first words", "sentiment_settle"),
+    ("SmolLM2, last words", "sentiment_near"),
 )
 
 
@@ -48,6 +54,12 @@ def cases_table() -> str:
                 1,
             )
         )
+    for text, study in LANGUAGE_MODEL:
+        gap = difference_of_means(
+            stored_results(study), ["MA-PPO", "PPO"], load_study(study).mean_updates
+        )
+        measure = "mean reward, before the KL penalty, MA-PPO − PPO"
+        lines.append(_line(text, "hardly predicts", measure, gap, "+.3f", 1))
     heads = {
         "case": "task",
         "critic": "critic",
@@ -63,7 +75,7 @@ def _line(
 ) -> dict:
     """A row; `good` is +1 if a number above `beside` is an improvement, else −1."""
     low, high = sorted(good * (gap[end] - beside) for end in ("low", "high"))
-    found = "help" if low > 0 else "cost" if high < 0 else "no difference found"
+    found = "help" if low > 0 else "harm" if high < 0 else "no difference found"
     return {
         "case": case,
         "critic": critic,
