@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from marlhf_lite.cli import main
 from marlhf_lite.models.loading import load_base, load_policy
 from marlhf_lite.utils import seals
-from marlhf_lite.utils.contents import code_hash, model_hash
+from marlhf_lite.utils.contents import code_hash, model_hash, tokenizer_hash
 from marlhf_lite.utils.jsonl import append_lines
 from marlhf_lite.utils.run_folder import RunFolder
 from marlhf_lite.utils.seals import atomic_folder, broken, check_seal, file_hash, seal
@@ -352,6 +352,46 @@ def test_a_damaged_folder_of_ours_is_one_line(here, tmp_path, capsys, words):
         assert capsys.readouterr().err.count("\n") == 1
         next(turn, None)
     assert command(f"generate --policy {folder} --prompt Hi {LENGTH}") == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "chat_template.jinja", "generation_config.json", "extra/x.bin"]
+)
+def test_every_file_of_a_model_counts_for_its_hash_and_its_seal(base, tiny, tmp_path, name):
+    """A file that is added, and one that changes; wherever the folder is, and whatever lies beside the model."""
+    from marlhf_lite.models.loading import new_policy
+
+    with atomic_folder(tmp_path / "policy") as place:
+        new_policy(base, tiny).save_pretrained(place)
+    folder = tmp_path / "policy"
+    whole = model_hash(folder)
+    for no_part in ("README.md", ".DS_Store", "log.json"):
+        (folder / no_part).write_text("about it")
+    assert model_hash(folder) == whole and not broken(folder)
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text('{"it is": "added"}')
+    added = model_hash(folder)
+    assert added != whole and broken(folder) == name
+    fails(lambda: load_policy(base, folder), f"{name} is not as it was saved")
+    seal(folder)
+    assert not broken(folder)
+    (folder / name).write_text('{"it is": "other"}')
+    assert model_hash(folder) != added and broken(folder) == name
+    moved = folder.rename(tmp_path / "moved")
+    (moved / name).unlink()
+    assert model_hash(moved) == whole
+
+
+def test_a_base_counts_with_its_sampling_settings_and_apart_from_its_tokenizer(tiny, tmp_path):
+    folder = shutil.copytree(tiny.model, tmp_path / "base")
+    weights, words = model_hash(folder, counts_tokenizer=False), tokenizer_hash(folder)
+    (folder / "chat_template.jinja").write_text("x")  # the template in use has its own hash
+    assert tokenizer_hash(folder) == words
+    (folder / "added_tokens.json").write_text("{}")
+    assert tokenizer_hash(folder) != words
+    assert model_hash(folder, counts_tokenizer=False) == weights
+    (folder / "generation_config.json").write_text("{}")
+    assert model_hash(folder, counts_tokenizer=False) != weights
 
 
 def test_a_large_file_is_hashed_by_its_size_and_blocks(tmp_path, monkeypatch):

@@ -63,7 +63,8 @@ def model_contents(
     folder, name = model_folder(options.model), options.model
     hashes = [folder.name] * 2
     if folder.parent.name != "snapshots":
-        hashes = [model_hash(folder, f"--model {name}"), tokenizer_hash(folder)]
+        weights = model_hash(folder, f"--model {name}", counts_tokenizer=False)
+        hashes = [weights, tokenizer_hash(folder)]
     written = (
         {"chat template": _entry(options.chat_template, text_hash(template))} if template else {}
     )

@@ -3,15 +3,17 @@
 import hashlib
 import json
 import sys
+from fnmatch import fnmatch
 from modulefinder import ModuleFinder
 from pathlib import Path
 
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.seals import file_hash
+from marlhf_lite.utils.seals import file_hash, files_that_count
 
 # Entries of a model's config that tell where its weights came from: equal weights may differ in them.
 _PLACES = (
     "base_model_name_or_path",
+    "name_or_path",
     "_name_or_path",
     "transformers_version",
     "peft_version",
@@ -19,6 +21,8 @@ _PLACES = (
 )
 _SETS = ("target_modules", "exclude_modules", "modules_to_save")  # PEFT writes a set in any order
 _TOKENIZER = ("tokenizer*", "vocab*", "merges*", "special_tokens*", "added_tokens*", "*.model")
+_TEMPLATES = ("chat_template", "additional_chat_templates")
+WEIGHTS = (".safetensors", ".bin", ".distcp")  # how names of files with weights end
 
 
 def text_hash(*texts: str) -> str:
@@ -26,54 +30,62 @@ def text_hash(*texts: str) -> str:
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
 
-def model_hash(folder: str | Path, name: str = "checkpoint") -> str:
-    """Return a hash of the weights in a folder and of their config, wherever the folder is.
+def model_hash(folder: str | Path, name: str = "checkpoint", counts_tokenizer: bool = True) -> str:
+    """Return a hash of all files of a model or an adapter, wherever its folder is.
 
-    Raises `InputError`, which calls the folder `name`, if there are none.
+    All of them can change what the model does: a reward model's tokenizer and template, and settings for sampling, as
+    well as weights. Without `counts_tokenizer` the files of the tokenizer are left out (see `tokenizer_hash`). Raises
+    `InputError`, which calls the folder `name`, if there are no weights or no config.
     """
     folder = Path(folder)
-    adapter = folder / "adapter_config.json"
-    config, pattern = (
-        (adapter, "adapter_model.*") if adapter.is_file() else (folder / "config.json", "*")
+    files = files_that_count(folder)
+    is_complete = {"adapter_config.json", "config.json"} & set(files) and any(
+        file.endswith(WEIGHTS) for file in files
     )
-    weights = [
-        path for path in sorted(folder.glob(pattern)) if path.suffix in (".safetensors", ".bin")
-    ]
-    weights = weights or sorted(folder.glob("**/*.distcp"))  # of a checkpoint by several processes
-    if not weights or not config.is_file():
-        what = (
-            "it holds no weights with their config"
-            if folder.is_dir()
-            else "there is no such folder"
-        )
+    if not is_complete:
+        what = "it holds no weights with their config"
+        if not folder.is_dir():
+            what = "there is no such folder"
         raise InputError(f"{name}: {folder}: {what}: give the folder of an adapter or of a model")
-    try:
-        facts = json.loads(config.read_text(encoding="utf-8"))
-        facts = {key: value for key, value in facts.items() if key not in _PLACES}
-        facts |= {
-            key: sorted(facts[key], key=str) for key in _SETS if isinstance(facts.get(key), list)
-        }
-    except (ValueError, AttributeError):
-        raise InputError(
-            f"{name}: {config} is damaged: train it again, or give another folder"
-        ) from None
-    hashes = [bytes.fromhex(file_hash(path)) for path in weights]
-    return hashlib.sha256(
-        b"".join([json.dumps(facts, sort_keys=True).encode(), *hashes])
-    ).hexdigest()
+    hashes = {}
+    for file in files:
+        if counts_tokenizer or not _is_of_tokenizer(file):
+            hashes[file] = _hash_without_places(folder / file, name)
+    return text_hash(json.dumps(hashes, sort_keys=True))
 
 
 def tokenizer_hash(folder: Path) -> str:
     """Return a hash of the tokenizer's files in a model's folder, apart from its chat template."""
-    facts = {}
-    for path in {path for pattern in _TOKENIZER for path in folder.glob(pattern)}:
-        facts[path.name] = file_hash(path)
-        if path.name == "tokenizer_config.json":
-            settings = json.loads(path.read_text(encoding="utf-8"))
-            facts[path.name] = {
-                key: value for key, value in settings.items() if key != "chat_template"
-            }
-    return text_hash(json.dumps(facts, sort_keys=True))
+    hashes = {}
+    for file in files_that_count(folder):
+        if _is_of_tokenizer(file) and not file.startswith(_TEMPLATES):
+            hashes[file] = _hash_without_places(folder / file, "tokenizer", ("chat_template",))
+    return text_hash(json.dumps(hashes, sort_keys=True))
+
+
+def _is_of_tokenizer(file: str) -> bool:
+    return any(fnmatch(file, pattern) for pattern in _TOKENIZER) or file.startswith(_TEMPLATES)
+
+
+def _hash_without_places(path: Path, name: str, also: tuple[str, ...] = ()) -> str:
+    """Return the hash of a file; of a config without the entries of `_PLACES` and `also`, and with sets in order.
+
+    Raises `InputError`, which calls the folder `name`, if a config is damaged.
+    """
+    if not path.name.endswith("config.json"):
+        return file_hash(path)
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        for entry in (*_PLACES, *also):
+            entries.pop(entry, None)
+        for entry in _SETS:
+            if isinstance(entries.get(entry), list):
+                entries[entry] = sorted(entries[entry], key=str)
+    except (ValueError, AttributeError, TypeError):
+        raise InputError(
+            f"{name}: {path} is damaged: train it again, or give another folder"
+        ) from None
+    return text_hash(json.dumps(entries, sort_keys=True))
 
 
 def code_hash(name: str) -> str:

@@ -1,7 +1,8 @@
 """Seals of what a run saves.
 
 A checkpoint or a saved model carries its hash as a seal: a file at its end, a folder in hashes.json. The seal is
-checked whenever either is read: a flipped bit or half a file is an error. A folder without a seal comes from elsewhere.
+checked whenever either is read: a flipped bit, half a file or a file that was added is an error. A folder without a
+seal comes from elsewhere.
 """
 
 import hashlib
@@ -14,10 +15,12 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from marlhf_lite.models.shard_names import METADATA
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import apply_umask, write_json
 
 SEAL = "hashes.json"
+NO_PART_OF_A_MODEL = (SEAL, "README.md", "log.json", "accuracy.json")
 # how to go on without a checkpoint
 DELETE_IT = "delete it, and --resume takes the one before, if there is one"
 # of a larger file the first block is hashed, and BLOCKS evenly spread ones
@@ -46,15 +49,29 @@ def _file_hash(path: Path, size: int, changed: int, moved: int) -> str:
     return digest.hexdigest()
 
 
+def files_that_count(folder: Path) -> list[str]:
+    """Return the names of all files of a saved model, of which anything may be read: sorted, relative to its folder.
+
+    What no model reads does not count: the seal, a page about the model, the records of its stage, and hidden files,
+    which systems and git leave behind; but one of the hidden names is torch's, in a checkpoint of several processes.
+    """
+    names = []
+    for file in folder.rglob("*"):
+        name = file.relative_to(folder)
+        is_hidden = any(part.startswith(".") for part in name.parts) and name.name != METADATA
+        if file.is_file() and not is_hidden and file.name not in NO_PART_OF_A_MODEL:
+            names.append(name.as_posix())
+    return sorted(names)
+
+
 def seal(path: Path) -> None:
     """Seal a file, or everything in a folder, after all of it is on the disk."""
     if path.is_dir():
         hashes = {}
-        for file in sorted(path.rglob("*")):
-            if file.is_file() and file.name not in (SEAL, "README.md"):
-                with open(file, "rb") as opened:
-                    os.fsync(opened.fileno())
-                hashes[file.relative_to(path).as_posix()] = file_hash(file)
+        for name in files_that_count(path):
+            with open(path / name, "rb") as opened:
+                os.fsync(opened.fileno())
+            hashes[name] = file_hash(path / name)
         write_json(path / SEAL, hashes)
         return
     with open(path, "r+b") as file:
@@ -82,24 +99,34 @@ def atomic_folder(final: Path) -> Iterator[Path]:
 
 
 def broken(path: Path) -> str:
-    """Return what of a sealed file or folder is missing or has changed; empty if nothing has, or without a seal."""
-    if not path.is_dir():
-        # In memory, as torch reads it afterwards.
-        content, length = memoryview(path.read_bytes()), len(_MARK) + 64
-        is_whole = (
-            content[-length:] == _MARK + hashlib.sha256(content[:-length]).hexdigest().encode()
-        )
-        return "" if is_whole else path.name
+    """Return what of a sealed file or folder is missing, was added or has changed.
+
+    Empty if nothing is, and for a folder without a seal, which comes from elsewhere.
+    """
+    if path.is_dir():
+        return _broken_in_folder(path)
+    # In memory, as torch reads it afterwards.
+    content = memoryview(path.read_bytes())
+    length = len(_MARK) + 64
+    digest = hashlib.sha256(content[:-length]).hexdigest()
+    is_whole = content[-length:] == _MARK + digest.encode()
+    return "" if is_whole else path.name
+
+
+def _broken_in_folder(folder: Path) -> str:
     try:
-        hashes = json.loads((path / SEAL).read_bytes())
-        wrong = (
-            n for n, x in hashes.items() if not (path / n).is_file() or file_hash(path / n) != x
-        )
-        return next(wrong, "")
+        hashes = json.loads((folder / SEAL).read_bytes())
+        for name, right in hashes.items():
+            if not (folder / name).is_file() or file_hash(folder / name) != right:
+                return name
+        for name in files_that_count(folder):
+            if name not in hashes:
+                return name
     except FileNotFoundError:  # from elsewhere
         return ""
     except (ValueError, AttributeError, OSError):
         return SEAL
+    return ""
 
 
 def has_checkpoint(folder: Path) -> bool:
