@@ -510,6 +510,10 @@ def test_a_minimum_length_from_training_to_the_exported_model_and_a_critic_of_ze
     assert max(answer["tokens"] for answer in RunFolder.open("free").samples()) < 6
     assert main("export --policy out/ma-ppo/policy --model ending --output_dir mine".split()) == 0
     assert GenerationConfig.from_pretrained("mine").min_new_tokens == 6
+    for folder in ("mine", "out/ma-ppo/policy", "out/ma-ppo/critic", "out/sft"):
+        card = Path(folder, "README.md").read_text()
+        assert "base_model: ending" in card and str(Path.cwd()) not in card, folder
+    assert "# MA-PPO of ending" in Path("mine/README.md").read_text()
 
 
 def test_a_first_batch_without_any_reward_leaves_a_critic_of_zero_and_the_policy_as_they_are(

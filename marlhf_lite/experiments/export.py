@@ -13,6 +13,7 @@ from marlhf_lite.config.commands import ExportCommand, GenerateCommand
 from marlhf_lite.config.options import SamplingConfig
 from marlhf_lite.experiments.context import print_main, start_processes
 from marlhf_lite.experiments.manifest import check_earlier, date_of, model_contents, runs_of
+from marlhf_lite.experiments.model_card import write_model_card
 from marlhf_lite.experiments.samplers import open_dialogues
 from marlhf_lite.models.adapters import is_full_model
 from marlhf_lite.models.checks import check_length
@@ -131,6 +132,8 @@ def export_policy(options: ExportCommand, folder: Path, output: Path) -> None:
     with atomic_folder(output) as part:
         model.save_pretrained(part)
         tokenizer.save_pretrained(part)
+        stage = folder.parent if folder.name == "policy" else folder
+        write_model_card(part, stage.name.upper(), {"model": options.model, **config})
         check_output_dir(output)  # another export may have ended first
     print_main(line)
     print_main(f"model: {output}")

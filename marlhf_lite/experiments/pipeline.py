@@ -23,6 +23,7 @@ from marlhf_lite.evaluation.scores import Scorers
 from marlhf_lite.experiments.context import RunContext, open_run, print_main, stage_folder
 from marlhf_lite.experiments.data import different_pairs
 from marlhf_lite.experiments.manifest import CODE, COLUMNS, check_contents, input_contents
+from marlhf_lite.experiments.model_card import write_model_card
 from marlhf_lite.experiments.other_tokenizers import reader_of
 from marlhf_lite.experiments.reports import (
     caption,
@@ -187,6 +188,7 @@ def sft_stage(context: RunContext[commands.SFTCommand]) -> Path:
                 model.save_pretrained(folder)
                 context.tokenizer.save_pretrained(folder)
             records["log.json"] = []
+    write_model_card(folder, "SFT", asdict(options))
     return folder
 
 
@@ -216,6 +218,7 @@ def rm_stage(context: RunContext[commands.RMCommand], sft: Path) -> Path:
         ranked = f"{accuracy:.1%} of {len(pairs)} held-out pairs"
         print_main(f"reward model: {ranked} ranked as labelled")
         records["accuracy.json"] = {"accuracy": accuracy, "pairs": len(pairs)}
+    write_model_card(folder, "reward model", asdict(options))
     return folder
 
 
@@ -275,6 +278,8 @@ def ppo_stage(
         # `end_training` would also end the process group.
         for tracker in trainer.accelerator.trackers:
             tracker.finish()
+    write_model_card(run.path / "policy", name, asdict(options))
+    write_model_card(run.path / "critic", f"critic of {name}", asdict(options))
     return _mark_done(run.path, options)
 
 
@@ -478,6 +483,7 @@ def _train_baseline(
             with atomic_folder(run.path / "policy") as place:
                 save_trained(trainer.model, context.tokenizer, place, weights)
                 write_update_of_weights(place, trainer.state.global_step)
+    write_model_card(run.path / "policy", name.upper(), asdict(options))
     return _mark_done(run.path, options)
 
 
