@@ -58,7 +58,7 @@ LAM = 0.95
 def credit_travel(c: Canvas) -> None:
     """How much of the score reaches each token (λ = 0.95, T = 20, n = 5)
 
-    With a critic that sees nothing, a token d tokens before the end keeps 0.95 to the power d of the score: 0.38
+    With an uninformed critic, a token d tokens before the end keeps 0.95 to the power d of the score: 0.38
     for the first of 20 tokens. A macro action k macro actions before the end keeps 0.95 to the power k: 0.86 for
     the first of four.
     """
@@ -93,7 +93,7 @@ def credit_travel(c: Canvas) -> None:
     longer = number(LAM ** (1 / n), 3)
     c.note(
         482,
-        f"The critic sees nothing here, so all credit has to travel. Tokens with λ^(1/5) = {longer} keep nearly as "
+        f"The critic is uninformed here, so all credit has to travel. Tokens with λ^(1/5) = {longer} keep nearly as "
         "much as these macro actions.",
     )
 
@@ -103,13 +103,13 @@ def one_update(c: Canvas) -> None:
     """One sentence, one update: the advantages of six words
 
     Bars show the advantages by PPO and by MA-PPO with macro actions of three words, squares the true ones: 0.17, 0.22,
-    0.15, 0.08 for the four right words, −0.19 and −0.08 for the two wrong ones. With a blind critic all bars are above
-    0, and the first word has least by PPO. With a critic that sees, the first words have bars above 0, the last below.
+    0.15, 0.08 for the four right words, −0.19 and −0.08 for the two wrong ones. With an uninformed critic all bars are
+    above 0, and the first word has least by PPO. With an informed critic the first words have bars above 0, the last below.
     """
     truth, x0, w, tall = true_advantages(), 38, 121, 200
     panels = (
         (
-            "A critic that expects 0.65 everywhere: all words are praised for the score of 1",
+            "Uninformed critic, 0.65 everywhere: all words are praised for the score of 1",
             0.0,
             190,
             246,
@@ -117,7 +117,7 @@ def one_update(c: Canvas) -> None:
     )
     panels += (
         (
-            "A critic that sees: it expects more after right words, less after wrong ones",
+            "Informed critic: it expects more after right words, less after wrong ones",
             1.0,
             430,
             508,
@@ -152,7 +152,7 @@ def one_update(c: Canvas) -> None:
     c.text(486, 562, "the true advantage, known in this game", size=13, anchor="start")
     c.note(
         592,
-        "λ = 0.95, no price of KL. ✓ and ✗: right and wrong words; two colours of cells: two macro actions.",
+        "λ = 0.95, no KL penalty. ✓ and ✗: right and wrong words; two colours of cells: two macro actions.",
     )
 
 
@@ -243,21 +243,21 @@ def sigma(c: Canvas) -> None:
 def values_to_advantages(c: Canvas) -> None:
     """From values and rewards of tokens to advantages, and back
 
-    Six words, two macro actions of three. Values are averaged and KL prices added up inside a macro action; the
+    Six words, two macro actions of three. Values are averaged and KL penalties added up inside a macro action; the
     score joins the last reward. GAE gives an advantage for each macro action, and each of its words takes it.
     """
     macro = FixedNGram(3)(torch.ones(1, 6, dtype=torch.bool))
     values = torch.tensor([SEEING])
-    prices = kl_rewards(
+    penalties = kl_rewards(
         of_sentence(table(POLICY)), of_sentence(table(REFERENCE_TABLE)), macro.token_mask, BETA
     )
-    R, V = macro_rewards(prices, torch.tensor([SCORE]), macro), macro_values(values, macro)
+    R, V = macro_rewards(penalties, torch.tensor([SCORE]), macro), macro_values(values, macro)
     A, _ = gae(R, V, macro.mask, lam=LAM)
     following = torch.cat([V[:, 1:], torch.zeros(1, 1)], 1)
     rows = (
         ("token", "two macro actions", WRITTEN, None),
         ("value V(s)", "from the critic", values, CRITIC),
-        ("KL price r", "from policy and reference", prices, REFERENCE),
+        ("KL penalty r", "from policy and reference", penalties, REFERENCE),
         ("value V(ω)", "mean of its tokens", V, CRITIC),
         ("reward R", "sum of r; the last + score 1", R, REWARD),
         ("TD error δ", "R + next V − V", R + following - V, MACRO),
