@@ -104,7 +104,7 @@ def one_update(c: Canvas) -> None:
 
     Bars show the advantages by PPO and by MA-PPO with macro actions of three words, squares the true ones: 0.17, 0.22,
     0.15, 0.08 for the four right words, −0.19 and −0.08 for the two wrong ones. With an uninformed critic all bars are
-    above 0, and the first word has least by PPO. With an informed critic the first words have bars above 0, the last below.
+    above 0, and the first word has least by PPO. With an informed critic the first words are above 0, the last below.
     """
     truth, x0, w, tall = true_advantages(), 38, 121, 200
     panels = (
