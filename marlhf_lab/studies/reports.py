@@ -112,7 +112,8 @@ def study_figures(
     return drawn
 
 
-METRICS = {"rm_score": "score_mean", "gold": "gold_mean"}  # score -> its metric while training
+# score -> its metric while training
+METRICS = {"rm_score": "score_mean", "reward": "score_mean", "gold": "gold_mean"}
 
 
 def _curves(runs: Mapping, names: Sequence[str], baseline: str, scores: Mapping[str, str]) -> dict:

@@ -21,6 +21,7 @@ from scipy import stats
 
 from marlhf_lab.studies.former import with_todays_metrics, with_todays_names
 from marlhf_lite.evaluation.pass_at_k import pass_at_k
+from marlhf_lite.evaluation.scores import score_columns
 from marlhf_lite.evaluation.statistics import Interval, final_score, updates_to_reach
 from marlhf_lite.tasks.tiny_hh import gold as hh_gold
 from marlhf_lite.tasks.tiny_tldr import gold as tldr_gold
@@ -32,7 +33,13 @@ from marlhf_lite.utils.shipped import shipped
 
 RESULT = ".json.gz"  # compressed: less than half the room; `zcat` shows a file
 JOINED = "results.jsonl.gz"  # all runs of a complete study, one per line: half the room again
-SCORES = {"rm_score": "RM score", "gold": "gold score", "pass@1": "pass@1", "pass@5": "pass@5"}
+SCORES = {
+    "rm_score": "RM score",
+    "reward": "reward",  # a reward of your own; its name is among the run's options
+    "gold": "gold score",
+    "pass@1": "pass@1",
+    "pass@5": "pass@5",
+}
 EXPLAINED = "score_explained_variance"  # whether the critic predicts the score
 COSTS = {"updates": "updates", "generated_tokens": "tokens generated", "seconds": "seconds"}
 # Metrics of an update, columns of the answers, and what is kept of the first answers.
@@ -41,8 +48,8 @@ CURVE = (
     "explained_variance score_explained_variance value_noise credit_seen macro_length accuracy generated_tokens "
     "seconds share_compile_error share_runtime_error share_timeout share_unsupported share_failed share_passed"
 ).split()
-FINAL = ["rm_score", "gold", "kl", "tokens", "ended"]
-SAMPLE = ("prompt", "response", "rm_score", "gold", "tokens", "ended")
+FINAL = ["rm_score", "reward", "gold", "kl", "tokens", "ended"]
+SAMPLE = ("prompt", "response", "rm_score", "reward", "gold", "tokens", "ended")
 
 
 # Result files
@@ -133,7 +140,8 @@ def write_result(path: Path, result: dict) -> None:
 def collect_result(
     training: Path | None,
     evaluation: Path | None,
-    start: Path,
+    sft: Path,
+    rm: Path | None,
     first_prompt: int = 0,
     best: bool = False,
 ) -> dict:
@@ -142,43 +150,42 @@ def collect_result(
     Args:
         training: output folder of the training command; None if there was none.
         evaluation: output folder of `marlhf evaluate`, in which the policy is called "policy"; None if there was none.
-        start: the folder that holds the runs `sft` and `rm`.
+        sft: the folder of the SFT model that the run started from.
+        rm: the folder of the reward model; None if there is none.
         first_prompt: number of the first held-out prompt that counts.
         best: of each prompt's answers, take the one with the best RM score instead of their mean.
     """
     result = {
         "environment": RunFolder.open(training or evaluation).config["versions"],
-        "start": _start_facts(start),
+        "start": facts_of_start(sft, rm),
+        "curve": _curve(training) if training else [],
     }
-    result["curve"] = _curve(training) if training else []
     if evaluation is None:
         return result
     rows = _answers(evaluation, "policy" if training else "SFT", first_prompt)
     parts = _gold_parts(RunFolder.open(evaluation).config["dataset"], rows)
     rows = rows.join(parts)
-    chosen = (
-        rows.loc[rows.groupby("id", sort=False)["rm_score"].idxmax()]
-        if best
-        else rows[rows["sample"] == 0]
-    )
-    # it would be that of SFT with itself
-    kept = [name for name in FINAL if not (best and name == "kl")]
-    columns = [name for name in (*kept, *parts) if name in rows]
-    means = (
-        (chosen if best else rows)
-        .astype(dict.fromkeys(columns, float))
-        .groupby("id", sort=False)[columns]
-        .mean()
-    )
+    by_prompt = rows.groupby("id", sort=False)
+    if best:
+        chosen = rows.loc[by_prompt["rm_score"].idxmax()]
+        averaged = chosen
+    else:
+        chosen = rows[rows["sample"] == 0]
+        averaged = rows
+    columns = [name for name in (*FINAL, *parts) if name in rows]
+    if best and "kl" in columns:
+        columns.remove("kl")  # it would be that of SFT with itself
+    numbers = averaged.astype(dict.fromkeys(columns, float))
+    means = numbers.groupby("id", sort=False)[columns].mean()
     prompts = "\0".join(chosen["prompt"]).encode("utf-8", "backslashreplace")
     final = {
         "prompts": hashlib.sha256(prompts).hexdigest()[:12],
         "generated_tokens": int(rows["tokens"].sum()),
     }
+    final |= means.to_dict("list")
+    if (evaluation / "pass.json").is_file():
+        final |= _pass_rates(rows)
     samples = chosen.head(3)[[name for name in SAMPLE if name in rows]]
-    final |= means.to_dict("list") | (
-        _pass_rates(rows) if (evaluation / "pass.json").is_file() else {}
-    )
     return result | {"final": final, "samples": samples.to_dict("records")}
 
 
@@ -189,10 +196,20 @@ def _answers(evaluation: Path, method: str, first_prompt: int) -> pd.DataFrame:
     )
     order = list(ids)[first_prompt:]
     (path,) = (evaluation / "responses").glob(f"{method}-T*/{SAMPLES}")
-    rows = pd.DataFrame(read_lines(path))
+    rows = _with_own_reward_as_reward(pd.DataFrame(read_lines(path)))
     rows = rows[rows["id"].isin(order)]
     place = rows["id"].map({id: number for number, id in enumerate(order)})
     return rows.assign(place=place).sort_values(["place", "sample"], ignore_index=True)
+
+
+def _with_own_reward_as_reward(rows: pd.DataFrame) -> pd.DataFrame:
+    """Name the scores of a reward of your own `reward`, so that studies of other rewards have the same columns.
+
+    An evaluation names that column after the reward, and its column `reward` says what the scores depend on.
+    """
+    own = [name for name in score_columns(rows) if name not in SCORES]
+    rows = rows.drop(columns="reward", errors="ignore")
+    return rows.rename(columns={name: "reward" for name in own})
 
 
 def _gold_parts(dataset: str, rows: pd.DataFrame) -> pd.DataFrame:
@@ -226,13 +243,18 @@ def _curve(training: Path) -> list[dict]:
     return rows
 
 
-def _start_facts(start: Path) -> dict:
-    accuracy, facts = start / "rm" / "rm" / "accuracy.json", {"name": start.name}
-    if accuracy.is_file():
+def facts_of_start(sft: Path, rm: Path | None) -> dict:
+    """Return what is known of the models that a run started from; only their name if they come from elsewhere."""
+    facts = {"name": sft.parent.name or sft.name}
+    accuracy = rm / "rm" / "accuracy.json" if rm else None
+    if accuracy and accuracy.is_file():
         measured = json.loads(accuracy.read_text(encoding="utf-8"))
         facts |= {"rm_accuracy": measured["accuracy"], "rm_pairs": measured["pairs"]}
-    log = json.loads((start / "sft" / "sft" / "log.json").read_text(encoding="utf-8"))
-    return facts | ({"sft_loss": float(log[-1]["loss"])} if log else {})
+    log = sft / "sft" / "log.json"
+    losses = json.loads(log.read_text(encoding="utf-8")) if log.is_file() else []
+    if losses:  # none without training
+        facts |= {"sft_loss": float(losses[-1]["loss"])}
+    return facts
 
 
 def rounded(value):
@@ -319,13 +341,19 @@ def study_table(
 
 
 def scores_of(results: Sequence[Mapping]) -> dict[str, str]:
-    """The scores of `SCORES` to report; if all methods trained on gold scores, without those of the reward model."""
+    """The scores of `SCORES` to report.
+
+    That of the reward model is left out if all methods trained on gold scores or on a reward of your own: these have no
+    reward model.
+    """
     rewards = {
         result["options"]["reward"] for result in results if "reward" in result.get("options", {})
     }
-    return {
-        score: text for score, text in SCORES.items() if score != "rm_score" or rewards != {"gold"}
-    }
+    has_own_reward = any("reward" in result.get("final", {}) for result in results)
+    left_out = {"reward"} if not has_own_reward else {"rm_score"}
+    if rewards == {"gold"}:
+        left_out.add("rm_score")
+    return {score: text for score, text in SCORES.items() if score not in left_out}
 
 
 def _final(results: Sequence[Mapping], column: str) -> pd.DataFrame:

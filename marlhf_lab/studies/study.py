@@ -1,8 +1,11 @@
 """A study: methods times seeds. Each run is a few `marlhf` command lines and leaves one small result file.
 
 The protocol is a YAML file, written before the first run; see protocols/main.yaml. All methods of a seed start from the
-same SFT model and reward model, which are trained first. Runs that have a result are not repeated, and a study that
-was interrupted resumes when it is started again. When its last planned run is stored, all results become one file.
+same SFT model and reward model, which are trained first; with `sft` or `rm` in the protocol, all seeds start from the
+models in these folders. Runs that have a result are not repeated, and a study that was interrupted resumes when it is
+started again. When its last planned run is stored, all results become one file.
+
+Read it in this order: a protocol (`load_study`), its runs (`plan`), running them (`run_study`).
 """
 
 import functools
@@ -39,12 +42,13 @@ from marlhf_lite.config.options import REWARDS, CheckpointConfig, LoggingConfig,
 from marlhf_lite.config.parser import merge, parse, read_presets
 from marlhf_lite.experiments.inputs import check_groups
 from marlhf_lite.experiments.named_rules import make_rule
+from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.tasks.embedded import EMBEDDED
 from marlhf_lite.tasks.paper_datasets import form_of
 from marlhf_lite.tasks.shapes import columns_of
 from marlhf_lite.tasks.sources import find_rows
 from marlhf_lite.utils.errors import InputError, did_you_mean, disk_fault, one_line
-from marlhf_lite.utils.run_folder import CONFIG, RunLock, check_writable, read_yaml
+from marlhf_lite.utils.run_folder import MANIFEST, RunLock, check_writable, read_yaml
 from marlhf_lite.utils.user_code import import_user_code
 
 STUDIES = Path(str(files("marlhf_lab"))) / "studies" / "protocols"
@@ -58,9 +62,10 @@ TRAINING = {
     "sft": None,
     "best_of_n": None,
 }
-# Options that the study gives to each command itself.
+# Options that the study gives to each command itself. `sft` and `rm` may be keys of the protocol.
 SET_BY_STUDY = {f.name for f in fields(RunConfig)} - {"seed"}
 SET_BY_STUDY |= {"sft", "rm", "policies", "eval_samples", "eval_temperatures"}
+KEYS_OF_PROTOCOL_NOT_OPTIONS = ("sft", "rm")
 # Options that no result depends on. Rows per pass are one of them: the gradient is that of the whole batch.
 RESULT_NEUTRAL = SET_BY_STUDY | {
     f.name for kind in (CheckpointConfig, LoggingConfig) for f in fields(kind)
@@ -83,6 +88,10 @@ class Study:
     seeds: list[int]
     # options of every method that has them; `preset` is one of them
     shared: dict = field(default_factory=dict)
+    # Folders of an SFT model and of a reward model that all seeds start from, as `--sft` and `--rm` take them. Without
+    # them each seed trains its own.
+    sft: str = ""
+    rm: str = ""
     baseline: str = "SFT"  # gains are over this method
     # differences are from this method, and costs are counted up to its final RM score
     target_method: str = "PPO"
@@ -120,11 +129,11 @@ KEYS = {
     "methods": dict,
     "seeds": list,
     "shared": dict,
+    "sft": str,
+    "rm": str,
     "baseline": str,
     "target_method": str,
     "first_prompt": int,
-}
-KEYS |= {
     "figures": dict,
     "threshold": float,
     "window": int,
@@ -148,27 +157,22 @@ def protocol_file(name: str) -> Path:
 def load_study(name: str) -> Study:
     """Load a study of the project by its name, or a YAML file. Raises `InputError` for a fault in it."""
     path = protocol_file(name)
-    values = read_yaml(path, str(path))
-    values = {key: value for key, value in values.items() if value is not None}
-    # no bool
-    whole = [key for key, value in values.items() if KEYS.get(key) is float and type(value) is int]
-    values |= {key: float(values[key]) for key in whole}
-    for key, value in values.items():
-        if key not in KEYS:
-            raise InputError(
-                f"{path}: unknown key {key}: {did_you_mean(str(key), KEYS)}choose from {', '.join(KEYS)}"
-            )
-        if not isinstance(value, KEYS[key]):
-            raise InputError(
-                f"{path}: {key} {value!r}: give a {KEYS[key].__name__}, as in protocols/main.yaml"
-            )
-    if "preset" in (shared := values.get("shared", {})):  # the other options win over it
-        options = {key: value for key, value in shared.items() if key != "preset"}
-        values["shared"] = merge(
-            [read_presets(str(shared["preset"]), f"{path}: shared: preset"), options]
-        )
+    values = {}
+    for key, value in read_yaml(path, str(path)).items():
+        if value is not None:
+            is_whole_number = type(value) is int  # and not a bool
+            values[key] = float(value) if KEYS.get(key) is float and is_whole_number else value
+    check_keys(values, path)
+    if "preset" in values.get("shared", {}):
+        values["shared"] = options_over_preset(values["shared"], f"{path}: shared: preset")
     study = Study(path.stem, **{"methods": {}, "seeds": []} | values)
-    _check(study, path)
+    for method_name, method in study.methods.items():
+        check_method(method_name, method, f"{path}: method {method_name}")
+    check_names_give_different_files(study, path)
+    check_shared_options(study, path)
+    check_figures(study, path)
+    check_outcome(study, path)
+    check_models_to_start_from(study, path)
     for key in ("baseline", "target_method"):
         if key in values and values[key] not in study.methods:
             raise InputError(
@@ -177,57 +181,108 @@ def load_study(name: str) -> Study:
     return study
 
 
-def _check(study: Study, path: Path) -> None:
-    """Raise `InputError` for a faulty method, shared option or figure."""
-    for name, method in study.methods.items():
-        where = f"{path}: method {name}"
-        keys = {"command": str, "preset": str, "options": dict, "samples": int}
-        typed = isinstance(method, dict) and all(
-            isinstance(method[key], keys.get(key, ())) for key in method
-        )
-        if not typed or method.get("command") not in TRAINING:
-            what = f"give a command ({', '.join(TRAINING)}), and if needed preset, options (names and values), samples"
-            raise InputError(f"{where}: {what}")
-        if not isinstance(name, str):
-            raise InputError(f"{where}: put its name in quotes")
-        least, samples = 2 if method["command"] == "best_of_n" else 1, method.get("samples", 1)
-        if samples < least:
-            raise InputError(f"{where}: samples {samples}: give a whole number from {least} up")
-    if len({run_name(name, 0) for name in study.methods}) < len(study.methods):
+def check_keys(values: Mapping, path: Path) -> None:
+    """Raise `InputError` for a key that a protocol does not have, or a value of another type."""
+    for key, value in values.items():
+        if key not in KEYS:
+            hint = did_you_mean(str(key), KEYS)
+            raise InputError(f"{path}: unknown key {key}: {hint}choose from {', '.join(KEYS)}")
+        if not isinstance(value, KEYS[key]):
+            raise InputError(
+                f"{path}: {key} {value!r}: give a {KEYS[key].__name__}, as in protocols/main.yaml"
+            )
+
+
+def options_over_preset(shared: Mapping, source: str) -> dict:
+    """Return the options of a preset with the other options of `shared` over them."""
+    own = {key: value for key, value in shared.items() if key != "preset"}
+    return merge([read_presets(str(shared["preset"]), source), own])
+
+
+def check_method(name: str, method: object, where: str) -> None:
+    """Raise `InputError` for a faulty entry of `methods`."""
+    types = {"command": str, "preset": str, "options": dict, "samples": int}
+    is_well_formed = isinstance(method, dict) and all(
+        isinstance(value, types.get(key, ())) for key, value in method.items()
+    )
+    if not is_well_formed or method.get("command") not in TRAINING:
+        what = f"give a command ({', '.join(TRAINING)}), and if needed preset, options (names and values), samples"
+        raise InputError(f"{where}: {what}")
+    if not isinstance(name, str):
+        raise InputError(f"{where}: put its name in quotes")
+    least = 2 if method["command"] == "best_of_n" else 1
+    samples = method.get("samples", 1)
+    if samples < least:
+        raise InputError(f"{where}: samples {samples}: give a whole number from {least} up")
+
+
+def check_names_give_different_files(study: Study, path: Path) -> None:
+    """Raise `InputError` if the files of two methods would have one name."""
+    files = {run_name(name, 0) for name in study.methods}
+    if len(files) < len(study.methods):
         raise InputError(
             f"{path}: methods: two names differ only in punctuation and would share files: rename one"
         )
+
+
+def check_shared_options(study: Study, path: Path) -> None:
+    """Raise `InputError` for a shared option that no command has."""
     for key in with_todays_names(study.shared):
         if key not in OPTIONS:
             hint = did_you_mean(key, OPTIONS)
             raise InputError(
                 f"{path}: shared: unknown option {key}: {hint}see marlhf <command> --help"
             )
+
+
+def check_figures(study: Study, path: Path) -> None:
+    """Raise `InputError` for a figure of methods that the study does not have."""
     for figure, names in study.figures.items():
         if not isinstance(names, list) or not set(names) <= set(study.methods):
             raise InputError(f"{path}: figures, {figure}: {names}: give a list of methods")
-    if study.equal_kl and (
-        len(study.equal_kl) != 2 or not set(study.equal_kl) <= set(study.methods)
-    ):
-        raise InputError(f"{path}: equal_kl: {study.equal_kl}: give two methods, as [MA-PPO, PPO]")
+
+
+def check_outcome(study: Study, path: Path) -> None:
+    """Raise `InputError` for a faulty outcome: equal KL, the window, the updates of a mean, contrasts."""
+    pair = study.equal_kl
+    if pair and (len(pair) != 2 or not set(pair) <= set(study.methods)):
+        raise InputError(f"{path}: equal_kl: {pair}: give two methods, as [MA-PPO, PPO]")
     if study.window < 1:
         raise InputError(f"{path}: window {study.window}: give a whole number from 1 up")
     span = study.mean_updates
-    if span and (
-        len(span) != 2 or not all(isinstance(x, int) for x in span) or not 1 <= span[0] <= span[1]
-    ):
-        raise InputError(
-            f"{path}: mean_updates: {span}: give the first and the last update, as [16, 30]"
-        )
+    if span:
+        are_numbers = len(span) == 2 and all(isinstance(update, int) for update in span)
+        if not are_numbers or not 1 <= span[0] <= span[1]:
+            raise InputError(
+                f"{path}: mean_updates: {span}: give the first and the last update, as [16, 30]"
+            )
     for name, contrast in study.contrasts.items():
         _check_contrast(study, contrast, f"{path}: contrasts, {name}: {contrast}")
 
 
-def _check_contrast(study: Study, contrast: dict, where: str) -> None:
-    key, sizes = ("difference", (2,)) if study.mean_updates else ("ratio", (2, 4))
+def check_models_to_start_from(study: Study, path: Path) -> None:
+    """Raise `InputError` if a folder of `sft` or `rm` has no model, or if no method would read the reward model."""
+    if study.rm and not study.reward_model:
+        raise InputError(
+            f"{path}: rm {study.rm}: this study has no reward model (its reward is computed by code): leave rm out"
+        )
+    for option, folder in (("sft", study.sft), ("rm", study.rm)):
+        if folder:
+            try:
+                resolve_adapter_dir(option, folder)
+            except InputError as error:
+                raise InputError(f"{path}: {error}") from None
+
+
+def _check_contrast(study: Study, contrast: object, where: str) -> None:
+    if study.mean_updates:
+        key, numbers_of_methods = "difference", (2,)
+    else:
+        key, numbers_of_methods = "ratio", (2, 4)
     named = contrast.get(key) if isinstance(contrast, dict) else None
     methods = named if isinstance(named, list) else []
-    if len(methods) not in sizes or not set(methods) <= set(study.methods) or not study.of_curves:
+    has_methods = len(methods) in numbers_of_methods and set(methods) <= set(study.methods)
+    if not has_methods or not study.of_curves:
         give = "a ratio of two or four methods, and a threshold, or a difference of two, and mean_updates"
         raise InputError(f"{where}: give {give}")
 
@@ -244,12 +299,17 @@ class Run:
     seed: int
     words: dict[str, list[str]]  # `marlhf` command -> its options
     options: dict
-    start: str  # folder name of the SFT model and the reward model
+    start: str  # name of the folder with the SFT model and the reward model of this seed
     prompts: int  # held-out prompts to answer; the first `first_prompt` of them are not counted
 
     @property
     def name(self) -> str:
         return run_name(self.method, self.seed)
+
+    @property
+    def folder(self) -> str:
+        """Name of its folder. Other options have another folder, so no run continues one with other options."""
+        return f"{self.name}-{_hash(self.options)}"
 
 
 def plan(study: Study, seeds: Sequence[int] = (), only: Sequence[str] = ()) -> list[Run]:
@@ -265,12 +325,11 @@ def plan(study: Study, seeds: Sequence[int] = (), only: Sequence[str] = ()) -> l
     seeds = list(seeds or study.seeds)
     if len(set(seeds)) < len(seeds):
         raise InputError(f"study {study.name}: seeds {seeds}: give each once")
-    runs = [
-        _run(study, name, seed)
-        for seed in seeds
-        for name in study.methods
-        if not only or name in only
-    ]
+    runs = []
+    for seed in seeds:
+        for name in study.methods:
+            if not only or name in only:
+                runs.append(run_of(study, name, seed))
     if not runs:
         raise InputError(
             f"study {study.name}: nothing to run: give methods, and seeds such as [0, 1, 2]"
@@ -281,80 +340,108 @@ def plan(study: Study, seeds: Sequence[int] = (), only: Sequence[str] = ()) -> l
     return runs
 
 
-def _run(study: Study, name: str, seed: int) -> Run:
+def run_of(study: Study, name: str, seed: int) -> Run:
+    """Return the run of a method with a seed. Raises `InputError` for an option that its commands do not take."""
     method = study.methods[name]
-    command, options_of_method, samples = (
-        method["command"],
-        method.get("options", {}),
-        method.get("samples", 1),
-    )
+    command = method["command"]
+    where = f"study {study.name}, method {name}"
+    own = method.get("options", {})
     if "preset" in method:  # a method's own options win over its preset
-        source = f"study {study.name}, method {name}: preset"
-        options_of_method = merge([read_presets(method["preset"], source), options_of_method])
-    reward_model = "rm" if study.reward_model else ""  # else its options do not belong to the run
-    stages = [stage for stage in ("sft", reward_model, TRAINING[command], "evaluate") if stage]
-    asked = with_todays_names(merge([study.shared, options_of_method])) | {"seed": seed}
+        own = merge([read_presets(method["preset"], f"{where}: preset"), own])
+
+    # 1. Which commands make the run.
+    stages = ["sft"]
+    if study.reward_model:  # else its options do not belong to the run
+        stages.append("rm")
+    if TRAINING[command]:
+        stages.append(TRAINING[command])
+    stages.append("evaluate")
+
+    # 2. Their options: shared ones, over them those of the method.
+    asked = with_todays_names(merge([study.shared, own])) | {"seed": seed}
     if asked.get("model", "tiny-gemma") not in EMBEDDED_MODELS:
         asked = PAPER_SAMPLING | asked
-    words = {
-        stage: [f"--{key}={asked[key]}" for key in asked if key in option_names(COMMANDS[stage])]
-        for stage in stages
-    }
-    known = set().union(*(option_names(COMMANDS[stage]) for stage in stages))
+    words, known = {}, set()
+    for stage in stages:
+        taken = option_names(COMMANDS[stage])
+        words[stage] = [f"--{key}={value}" for key, value in asked.items() if key in taken]
+        known |= taken
     unknown = [
-        f"--{key}={value}"
-        for key, value in with_todays_names(options_of_method).items()
-        if key not in known
+        f"--{key}={value}" for key, value in with_todays_names(own).items() if key not in known
     ]
     try:
-        for key in (SET_BY_STUDY | {"seed"}) & set(study.shared | options_of_method):
-            raise InputError(f"{key}: the study sets this itself: leave it out")
-        _parse(TRAINING[command] or "evaluate", *unknown)  # raises if there is one
+        refuse_options_of_the_study(study.shared | own)
+        # A method's own option that no stage takes: this raises, and names the options of its command.
+        _parse(TRAINING[command] or "evaluate", *unknown)
         parsed = {stage: _parse(stage, *words[stage]) for stage in stages}
     except InputError as error:
-        hint = (
-            "; a preset with options of other commands belongs below shared"
-            if "preset" in method
-            else ""
-        )
-        raise InputError(f"study {study.name}, method {name}: {error}{hint}") from None
-    start = parsed["sft"] | parsed.get("rm", {})
-    _check_curve(study, name, command, parsed.get(TRAINING[command], {}))
+        hint = ""
+        if "preset" in method:
+            hint = "; a preset with options of other commands belongs below shared"
+        raise InputError(f"{where}: {error}{hint}") from None
+
+    # 3. Does the study's outcome fit the method?
+    of_training = parsed.get(TRAINING[command], {})
+    _check_curve(study, name, command, of_training)
     if not study.reward_model:
-        _check_rewards(study, name, command, parsed.get(TRAINING[command], {}))
-    options = start | {key: value for stage in stages for key, value in parsed[stage].items()}
+        _check_rewards(study, name, command, of_training)
+
+    # 4. What the result depends on. Options of a stage that is not trained here do not count; its folder does.
+    start = {}
+    for stage, folder in (("sft", study.sft), ("rm", study.rm)):
+        if folder:
+            start |= {stage: folder}
+            del parsed[stage], words[stage]
+        else:
+            start |= parsed.get(stage, {})
+    options = dict(start)
+    for of_stage in parsed.values():
+        options |= of_stage
     prompts = study.first_prompt + options["eval_prompts"]
+    samples = method.get("samples", 1)
     words["evaluate"] += [f"--eval_prompts={prompts}", f"--eval_samples={samples}"]
     options |= {"command": command, "first_prompt": study.first_prompt, "samples": samples}
-    return Run(name, command, seed, words, options, f"seed{seed}-{_hash(start)}", prompts)
+    return Run(
+        method=name,
+        command=command,
+        seed=seed,
+        words=words,
+        options=options,
+        start=f"seed{seed}-{_hash(start)}",
+        prompts=prompts,
+    )
 
 
-def _check_rewards(study: Study, name: str, command: str, options: dict) -> None:
+def refuse_options_of_the_study(options: Mapping) -> None:
+    """Raise `InputError` for an option that the study gives to the commands itself."""
+    for key in (SET_BY_STUDY | {"seed"}) & set(options):
+        if key in KEYS_OF_PROTOCOL_NOT_OPTIONS:
+            raise InputError(f"{key}: write it beside seeds and methods: all runs start from it")
+        raise InputError(f"{key}: the study sets this itself: leave it out")
+
+
+def _check_rewards(study: Study, name: str, command: str, options: Mapping) -> None:
     """Raise `InputError` if a method needs a reward model that the study does not have, or its curve is missing."""
     where = f"study {study.name}, method {name}"
     if study.of_curves and command not in ("ppo", "rloo", "grpo"):
         key = "threshold" if study.threshold is not None else "mean_updates"
         raise InputError(f"{where}: {key}: {command} has no curve: give ppo, rloo or grpo")
-    if command in ("dpo", "best_of_n") or "rm" in (
-        options.get("reward"),
-        options.get("critic_init"),
-    ):
+    reads_reward_model = "rm" in (options.get("reward"), options.get("critic_init"))
+    if command in ("dpo", "best_of_n") or reads_reward_model:
         hint = "give ppo, rloo or grpo, with reward: gold, tests or a function, and critic_init: sft for ppo"
         raise InputError(f"{where}: no reward model is trained: {hint}")
 
 
-def _check_curve(study: Study, name: str, command: str, options: dict) -> None:
+def _check_curve(study: Study, name: str, command: str, options: Mapping) -> None:
     """Raise `InputError` if a method's curve may stop early, is too short, or has no KL for the study's report."""
-    where, span, updates = (
-        f"study {study.name}, method {name}",
-        study.mean_updates,
-        options.get("updates", 0),
-    )
+    where = f"study {study.name}, method {name}"
     if study.of_curves and options.get("kl_ceiling"):
         raise InputError(
             f"{where}: kl_ceiling: a run that stops early has no full curve to compare: leave it out"
         )
-    # passes: counted when data load
+    span = study.mean_updates
+    updates = options.get("updates", 0)
+    # With passes over the prompts (`prompt_epochs`) the number of updates is known only when the data are loaded.
     if span and span[1] > updates > 0 and not options.get("prompt_epochs"):
         raise InputError(
             f"{where}: mean_updates: {span}: it has {updates} updates: end there, or raise updates"
@@ -379,26 +466,29 @@ def _parse(stage: str, *words: str) -> dict:
             make_objective(method)
     if stage in ("rloo", "grpo"):
         check_groups(options.num_generations, options.batch_size)
-    unset = ("reward", "")  # of an evaluation: training may have one
-    return {
-        key: value
-        for key, value in asdict(options).items()
-        if key not in RESULT_NEUTRAL and (key, value) != unset
-    }
+    result_depends_on = {}
+    for key, value in asdict(options).items():
+        # An evaluation has a reward only if one is named; the training of the same run may have one.
+        is_unset_reward = key == "reward" and not value
+        if key not in RESULT_NEUTRAL and not is_unset_reward:
+            result_depends_on[key] = value
+    return result_depends_on
 
 
-def _hash(options: dict) -> str:
+def _hash(options: Mapping) -> str:
     return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:10]
 
 
-def changed_option(run: Run, result: dict) -> str:
+def changed_option(run: Run, result: Mapping) -> str:
     """Name the first option with another value than in a stored result; empty if there is none."""
-    stored, newer = (
-        result["options"],
-        {f.name: f.default for stage in run.words for f in fields(COMMANDS[stage])},
-    )
-    for name, value in json.loads(json.dumps(run.options)).items():
-        before = stored.get(name, newer.get(name, value))  # a newer option had its default
+    stored = result["options"]
+    defaults = {}
+    for stage in run.words:
+        defaults |= {option.name: option.default for option in fields(COMMANDS[stage])}
+    as_stored = json.loads(json.dumps(run.options))
+    for name, value in as_stored.items():
+        # An option that is newer than the result had its default then.
+        before = stored.get(name, defaults.get(name, value))
         if before != value:
             return f"{name} was {before}, now {value}"
     return ""
@@ -410,19 +500,18 @@ def changed_option(run: Run, result: dict) -> str:
 def check_committed(path: Path) -> None:
     """Refuse a study of the project whose protocol is not committed as it is; for a user's own file print a note."""
     git = ["git", "--no-optional-locks", "-C", str(path.absolute().parent)]
-    questions = (["log", "-1", "--format=%H"], ["status", "--porcelain"])
     try:
-        answers = [
-            subprocess.run([*git, *q, "--", path.name], capture_output=True, text=True)
-            for q in questions
-        ]
+        log, status = (
+            subprocess.run([*git, *question, "--", path.name], capture_output=True, text=True)
+            for question in (["log", "-1", "--format=%H"], ["status", "--porcelain"])
+        )
     except OSError:  # no git here
         return
-    commit, changes = (answer.stdout.strip() for answer in answers)
-    checkout = not any(answer.returncode for answer in answers)
-    if checkout and commit and not changes:
+    is_in_checkout = log.returncode == status.returncode == 0
+    is_committed = log.stdout.strip() and not status.stdout.strip()
+    if is_in_checkout and is_committed:
         return
-    if checkout and path.parent == STUDIES:
+    if is_in_checkout and path.parent == STUDIES:
         raise InputError(
             f"{path}: not committed, but a protocol is fixed before the first run: commit it"
         )
@@ -498,17 +587,20 @@ def _numbers(seeds: str) -> list[int]:
         raise InputError(f"--seeds {seeds}: give whole numbers, comma-separated") from None
 
 
-def _listing(runs: list[Run], stored: dict, changed: dict) -> str:
-    states = {
-        run.name: changed.get(run.name) or ("done" if run.name in stored else "to do")
-        for run in runs
-    }
-    lines = [f"{run.name:<36} {run.command:<10} {states[run.name]}" for run in runs]
-    return "\n".join([*lines, f"{len(runs)} runs, {list(states.values()).count('done')} done"])
+def _listing(runs: Sequence[Run], stored: Mapping, changed: Mapping[str, str]) -> str:
+    """One line for each run with its state, and their number. `changed`: see `refuse_changed_results`."""
+    lines, done = [], 0
+    for run in runs:
+        state = changed.get(run.name, "")
+        if not state:
+            state = "done" if run.name in stored else "to do"
+        done += state == "done"
+        lines.append(f"{run.name:<36} {run.command:<10} {state}")
+    return "\n".join([*lines, f"{len(runs)} runs, {done} done"])
 
 
 def _report(
-    study: Study, runs: list[Run], seeds: Sequence[int], results: Path, figures: Path
+    study: Study, runs: Sequence[Run], seeds: Sequence[int], results: Path, figures: Path
 ) -> None:
     """Print and write the study's table and figures, once all results of these seeds are there.
 
@@ -527,34 +619,39 @@ def _report(
     from marlhf_lab.studies.mean_reward import mean_reward_report
     from marlhf_lab.studies.reports import study_report
 
-    report = (
-        mean_reward_report
-        if study.mean_updates
-        else study_report
-        if study.threshold is None
-        else learning_report
-    )
+    if study.mean_updates:
+        report = mean_reward_report
+    elif study.threshold is not None:
+        report = learning_report
+    else:
+        report = study_report
     complete = [run for run in runs if run.seed not in incomplete]
     text = report(study, [stored[run.name] for run in complete], results, figures)
     shown = ", ".join(str(seed) for seed in dict.fromkeys(run.seed for run in complete))
     print(f"\n{text}\n\nseeds: {shown}\nfigures: {figures}")
 
 
-def _run_all(study: Study, runs: list[Run], work: Path, results: Path, workers: int) -> list[str]:
+def _run_all(
+    study: Study, runs: Sequence[Run], work: Path, results: Path, workers: int
+) -> list[str]:
     """Run them, `workers` at a time (0: one for each core). Returns what failed."""
-    commands, failures = Commands(), []
+    commands = Commands()
+    failures = []
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     with RunLock() as lock, ThreadPoolExecutor(workers or cores) as pool:
         lock.take(work)
         try:
             jobs = _submit(pool, study, runs, work, results, commands)
-            for job in tqdm(
+            shown = tqdm(
                 as_completed(jobs), total=len(jobs), desc="runs", unit="run", mininterval=10
-            ):
-                if (error := job.exception()) and (reason := _reason(error)) not in failures:
-                    failures.append(reason)
-            # the study is complete
-            if {run.name for run in plan(study)} <= read_results(results).keys():
+            )
+            for job in shown:
+                error = job.exception()
+                # One fault may end all runs of a seed: it is said once.
+                if error and reason_of(error) not in failures:
+                    failures.append(reason_of(error))
+            is_complete = {run.name for run in plan(study)} <= read_results(results).keys()
+            if is_complete:
                 join_results(results)
         except KeyboardInterrupt:
             print(
@@ -568,92 +665,128 @@ def _run_all(study: Study, runs: list[Run], work: Path, results: Path, workers: 
     return failures
 
 
-def _reason(error: BaseException) -> str:
-    """Why a run failed."""
-    return str(error) if isinstance(error, InputError) else disk_fault(error) or one_line(error)
+def reason_of(error: BaseException) -> str:
+    """Say in one line why a run failed."""
+    if isinstance(error, InputError):
+        return str(error)
+    return disk_fault(error) or one_line(error)
 
 
 def _submit(
-    pool: ThreadPoolExecutor, study: Study, runs: list[Run], work: Path, *places
+    pool: ThreadPoolExecutor,
+    study: Study,
+    runs: Sequence[Run],
+    work: Path,
+    results: Path,
+    commands: "Commands",
 ) -> list[Future]:
-    """Queue all runs, seed by seed. Each start comes before the runs of the previous start, so no run waits for it."""
-    groups: dict[str, list[Run]] = {}
+    """Queue all runs, seed by seed.
+
+    The start of each seed is queued before the runs of the seed before it. So the models of a seed are trained while
+    earlier runs are under way, and no run waits for them.
+    """
+    by_start: dict[str, list[Run]] = {}
     for run in runs:
-        groups.setdefault(run.start, []).append(run)
+        by_start.setdefault(run.start, []).append(run)
     jobs, waiting = [], []
-    for name, group in groups.items():
-        start = pool.submit(make_start, group[0], work / name, places[-1], study.reward_model)
-        jobs += [pool.submit(make_result, *arguments) for arguments in waiting]
-        waiting = [(study, run, start, work, *places) for run in group]
-    return jobs + [pool.submit(make_result, *arguments) for arguments in waiting]
+    for folder, group in by_start.items():
+        start = pool.submit(make_start, study, group[0], work / folder, commands)
+        for earlier in waiting:
+            jobs.append(pool.submit(make_result, *earlier))
+        waiting = [(study, run, start, work, results, commands) for run in group]
+    for last in waiting:
+        jobs.append(pool.submit(make_result, *last))
+    return jobs
 
 
-def make_start(run: Run, folder: Path, commands: "Commands", reward_model: bool = True) -> Path:
-    """Train the SFT model of a seed, and its reward model if asked. Returns their folder."""
+@dataclass(frozen=True)
+class Start:
+    """What the runs of a seed start from: the folders of its SFT model and, if there is one, its reward model."""
+
+    sft: Path
+    rm: Path | None
+
+
+def make_start(study: Study, run: Run, folder: Path, commands: "Commands") -> Start:
+    """Train the SFT model of a seed, and its reward model if the study has one, unless the protocol names them."""
     log = folder.with_suffix(".log")
-    if not (folder / "sft" / "sft" / "log.json").is_file():
-        shutil.rmtree(folder / "sft", ignore_errors=True)  # left by an interrupted study
-        words = [*run.words["sft"], f"--output_dir={folder / 'sft'}"]
-        commands.run(
-            ["sft", *words, *([] if _has_answers(run.options) else ["--sft_epochs=0"])], log
-        )
-    if reward_model and not (folder / "rm" / "rm" / "accuracy.json").is_file():
-        shutil.rmtree(folder / "rm", ignore_errors=True)
-        inputs = [f"--sft={folder / 'sft'}", f"--output_dir={folder / 'rm'}"]
-        commands.run(["rm", *run.words["rm"], *inputs], log)
-    return folder
+    sft = Path(study.sft) if study.sft else folder / "sft"
+    if not study.sft and not (sft / "sft" / "log.json").is_file():
+        shutil.rmtree(sft, ignore_errors=True)  # left by an interrupted study
+        words = [*run.words["sft"], f"--output_dir={sft}"]
+        if not _has_answers(run.options):
+            words.append("--sft_epochs=0")
+        commands.run(["sft", *words], log)
+    if not study.reward_model:
+        return Start(sft, rm=None)
+    rm = Path(study.rm) if study.rm else folder / "rm"
+    if not study.rm and not (rm / "rm" / "accuracy.json").is_file():
+        shutil.rmtree(rm, ignore_errors=True)
+        commands.run(["rm", *run.words["rm"], f"--sft={sft}", f"--output_dir={rm}"], log)
+    return Start(sft, rm)
 
 
-def _has_answers(options: dict) -> bool:
+def _has_answers(options: Mapping) -> bool:
     """Return whether the data of these options have answers that SFT can learn from."""
-    where = {
-        name: options.get(name, "") for name in ("dataset_config", "data_dir", "split", "columns")
-    }
-    rows = [] if options["dataset"] in EMBEDDED else find_rows(options["dataset"], **where).rows
+    if options["dataset"] in EMBEDDED:
+        return True
+    where = {}
+    for name in ("dataset_config", "data_dir", "split", "columns"):
+        where[name] = options.get(name, "")
+    rows = find_rows(options["dataset"], **where).rows
     return not rows or form_of(columns_of(rows), where["columns"]).fractions[0] > 0
 
 
 def make_result(
-    study: Study, run: Run, start, work: Path, results: Path, commands: "Commands"
+    study: Study, run: Run, start: "Future[Start]", work: Path, results: Path, commands: "Commands"
 ) -> None:
     """Train and evaluate one method with one seed, and write the result. `start` is a future of `make_start`."""
-    # other options have another folder
-    models, folder = start.result(), work / f"{run.name}-{_hash(run.options)}"
-    training, evaluation, log = folder / "training", folder / "evaluation", work / f"{run.name}.log"
-    inputs = [f"--sft={models / 'sft'}"]
-    if not study.of_curves:
-        _check_prompts(run, models)
-    if study.reward_model:
-        inputs.append(f"--rm={models / 'rm'}")
+    models = start.result()
+    folder = work / run.folder
+    training, evaluation = folder / "training", folder / "evaluation"
+    log = work / f"{run.name}.log"
+    inputs = [f"--sft={models.sft}"]
+    if models.rm:
+        inputs.append(f"--rm={models.rm}")
+    if not study.of_curves and not study.sft:
+        check_there_are_enough_prompts(run, models.sft)
+
+    # 1. Train, from the last checkpoint if the run was interrupted.
     stage = TRAINING[run.command]
-    if stage and not evaluation.exists():
-        place = (
-            f"--resume={training}" if (training / CONFIG).is_file() else f"--output_dir={training}"
-        )
-        commands.run([stage, *run.words[stage], *inputs, place], log)
     trained = training if stage else None
+    if stage and not evaluation.exists():
+        is_interrupted_run = (training / MANIFEST).is_file()
+        place = f"--resume={training}" if is_interrupted_run else f"--output_dir={training}"
+        commands.run([stage, *run.words[stage], *inputs, place], log)
+
+    # 2. Evaluate, unless the training curve is the outcome.
     if study.of_curves:
-        measured = collect_result(trained, None, models)
+        measured = collect_result(trained, None, models.sft, models.rm)
     else:
         policies = [f"--policies=policy={training}"] if stage else []
+        words = [*run.words["evaluate"], *inputs, *policies, f"--output_dir={evaluation}"]
         begin = time.perf_counter()
-        commands.run(
-            ["evaluate", *run.words["evaluate"], *inputs, *policies, f"--output_dir={evaluation}"],
-            log,
-        )
+        commands.run(["evaluate", *words], log)
         seconds = time.perf_counter() - begin
         measured = collect_result(
-            trained, evaluation, models, study.first_prompt, run.command == "best_of_n"
+            trained,
+            evaluation,
+            models.sft,
+            models.rm,
+            first_prompt=study.first_prompt,
+            best=run.command == "best_of_n",
         )
         measured["seconds_evaluation"] = seconds
         measured["seconds_total"] = sum(row["seconds"] for row in measured["curve"]) + seconds
+
+    # 3. Store it.
     result = {"study": study.name, "method": run.method, "seed": run.seed, "options": run.options}
     write_result(results / f"{run.name}{RESULT}", result | rounded(measured))
 
 
-def _check_prompts(run: Run, models: Path) -> None:
-    """Raise `InputError` if fewer held-out prompts are there than the study asks for."""
-    counts = json.loads((models / "sft" / "data.json").read_text(encoding="utf-8"))
+def check_there_are_enough_prompts(run: Run, sft: Path) -> None:
+    """Raise `InputError` if fewer held-out prompts are there than the study asks for; `sft`: the run of this seed."""
+    counts = json.loads((sft / "data.json").read_text(encoding="utf-8"))
     there = counts.get("test_prompts", counts["test"])  # older files count rows alone
     if there < run.prompts:
         raise InputError(

@@ -388,7 +388,7 @@ def test_different_prompts_are_counted_and_not_rows(small, tmp_path):
     """Several rows may have one prompt, which is answered once. Older files have the number of rows alone."""
     study, start = load_study(small()), Future()
     run = plan(study)[0]
-    start.set_result(tmp_path)
+    start.set_result(study_module.Start(tmp_path / "sft", rm=None))
     (tmp_path / "sft").mkdir()
     for counts in ({"test": 9, "test_prompts": 2}, {"test": 2}):
         (tmp_path / "sft" / "data.json").write_text(json.dumps(counts))
@@ -422,7 +422,7 @@ from marlhf_lab.studies import study
 
 TOY = "import os, signal; open('new', 'w').write(str(os.getpid())); os.rename('new', 'pid'); signal.pause()"
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-study.make_start = lambda run, folder, commands, reward_model: commands.run(["sft"], Path("x.log"))
+study.make_start = lambda study, run, folder, commands: commands.run(["sft"], Path("x.log"))
 study.MARLHF = [sys.executable, "-c", TOY]
 sys.exit(main(["study", f"--name={sys.argv[1]}", "--workers=1"]))
 """
@@ -503,7 +503,7 @@ def test_a_seed_is_finished_before_the_next_begins(small, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     done = []
     monkeypatch.setattr(
-        study_module, "make_start", lambda run, *places: done.append(("start", run.seed))
+        study_module, "make_start", lambda study, run, *places: done.append(("start", run.seed))
     )
     monkeypatch.setattr(
         study_module, "make_result", lambda study, run, *places: done.append((run.method, run.seed))
@@ -629,9 +629,41 @@ def test_prompts_alone_are_scored_by_one_s_own_function(tiny, tmp_path, monkeypa
         result = read_results(tmp_path / "results")[f"{method}-seed0"]
         assert result["options"]["reward"] == "wishes:few" and "rm_score" not in result["final"]
         samples = result["samples"]
-        assert [row["gold"] for row in samples] == [
-            -len(row["response"]) for row in samples
-        ] and len(samples) == 3
+        assert "gold" not in result["final"] and len(samples) == 3
+        assert [row["reward"] for row in samples] == [-len(row["response"]) for row in samples]
+
+
+def test_all_seeds_start_from_the_models_that_the_protocol_names(place, tmp_path, monkeypatch):
+    """One SFT model and one reward model, trained before the study: it trains neither."""
+    monkeypatch.setattr(Commands, "run", run_here)
+    (trained,) = (place[0] / "runs/study-small").glob("seed0-*/sft")
+    models = {"sft": str(trained), "rm": str(trained.with_name("rm"))}
+    small = yaml.safe_load((place[0] / "small.yaml").read_text())
+    keys = {"seeds": [5, 6], "shared": small["shared"], "methods": {"PPO": METHODS["PPO"]}}
+    name = write(tmp_path / "given.yaml", **keys, **models)
+    monkeypatch.chdir(tmp_path)
+    options(name, tmp_path, workers=1).run()
+    assert sorted(path.name.split("-")[0] for path in Path("runs/study-given").glob("*/")) == [
+        "PPO",
+        "PPO",
+    ]
+    found = read_results(tmp_path / "results")
+    assert [*found] == ["PPO-seed5", "PPO-seed6"]
+    for result in found.values():
+        assert models.items() <= result["options"].items() and result["start"]["rm_pairs"] > 0
+        assert "sft_epochs" not in result["options"]  # this study trains none
+    trains_its_own = load_study(write(tmp_path / "given.yaml", **keys, rm=models["rm"]))
+    assert plan(trains_its_own)[0].options["rm"] == models["rm"]
+    copied = shutil.copytree(trained, tmp_path / "copied")
+    moved = load_study(write(tmp_path / "given.yaml", **keys, **models | {"sft": str(copied)}))
+    assert changed_option(plan(moved)[0], found["PPO-seed5"]).startswith("sft was ")
+
+
+def test_a_model_to_start_from_that_is_not_there(small, tmp_path):
+    fails(lambda: load_study(small(sft=str(tmp_path / "none"))), "no adapter there")
+    fails(lambda: load_study(small(rm="x", threshold=0.5)), "leave rm out")
+    shared = SMALL | {"sft": "x"}
+    fails(lambda: plan(load_study(small(shared=shared))), "sft: write it beside seeds and methods")
 
 
 def test_a_run_that_was_stopped_resumes(place, tmp_path, monkeypatch):
