@@ -108,5 +108,5 @@ if __name__ == "__main__":
     for path in sources():
         if not is_new(path):
             take(find_browser(), path)
-            if "@keyframes" in path.read_text("utf-8"):
+            if path.suffix == ".svg" and "@keyframes" in path.read_text("utf-8"):
                 film(find_browser(), path)
