@@ -9,7 +9,7 @@ set-up). Of these, code of figures and tables are
 * and each assignment without a call whose names only such statements of its cell read: the columns of a table.
 
 `print` does not count: it says what the computation found. A core may have 15 % of such lines; or 20 of them, where it
-does little else than show, as lesson 15 does.
+does little else than show, as elective 15 does.
 """
 
 import ast

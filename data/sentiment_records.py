@@ -1,4 +1,4 @@
-"""Keep policies of a sentiment study for lesson 16: their adapters in bfloat16, and answers to held-out questions.
+"""Keep policies of a sentiment study for elective 16: their adapters in bfloat16, and answers to held-out questions.
 
     python data/sentiment_records.py --model FOLDER PPO=runs/.../training/ppo/policy MA-PPO=runs/.../training/ppo/policy
 

@@ -1,6 +1,6 @@
-"""The sentence that goes through lessons 01, 02, 04, 05 and 08: *the cat sat on cat the*.
+"""The sentence that goes through notebooks 01, 02, 04, 05 and 08: *the cat sat on cat the*.
 
-A game of six words (lesson 01): the goal is *the cat sat on the mat*, and each right word at its position earns a
+A game of six words (lesson 2): the goal is *the cat sat on the mat*, and each right word at its position earns a
 quarter of a point. The policy is a table of logits [6, 5], one row per position and one column per word.
 """
 

@@ -1,4 +1,4 @@
-"""PPO as textbooks have it, token by token in plain loops: what lesson 05 compares MA-PPO with n = 1 to."""
+"""PPO as textbooks have it, token by token in plain loops: what elective 05 compares MA-PPO with n = 1 to."""
 
 import torch
 from torch import Tensor

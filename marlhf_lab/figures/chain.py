@@ -1,4 +1,4 @@
-"""Figures of the chain with known truth (`credit.chain_mdp`), for lessons 02 and 04. Each returns its Axes."""
+"""Figures of the chain with known truth (`credit.chain_mdp`), for notebooks 02 and 04. Each returns its Axes."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
-"""Every number of the page "One sentence, one update": the sentence of lesson 01, through PPO and MA-PPO.
+"""Every number of the page "One sentence, one update": the sentence of lesson 2, through PPO and MA-PPO.
 
-The critic is anything between one that cannot predict the score and the critic of lesson 01 (sections 6 and 11).
+The critic is anything between one that cannot predict the score and the critic of lesson 2 (sections 6 and 11).
 """
 
 import math
@@ -57,7 +57,7 @@ def one_update(
     Args:
         n: words in a macro action, from 1.
         lam: GAE's λ, per word for PPO and per macro action for MA-PPO.
-        sees: from 0, a critic that expects 0.65 before every word, to 1, the critic of lesson 01.
+        sees: from 0, a critic that expects 0.65 before every word, to 1, the critic of lesson 2.
         beta: the price of one nat of KL.
         steps: gradient steps on the sentence.
         hole: words that somebody else says after the third one.

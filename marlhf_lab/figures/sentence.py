@@ -1,4 +1,4 @@
-"""Figures of the sentence that goes through lessons 01, 04, 05 and 08. Each returns its Axes, for `notebook.show`."""
+"""Figures of the sentence that goes through notebooks 01, 04, 05 and 08. Each returns its Axes, for `notebook.show`."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise

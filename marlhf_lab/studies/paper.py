@@ -1,4 +1,4 @@
-"""The paper's claims beside the stored results of this project: differences, verdicts, and the overview of lesson 15.
+"""The paper's claims beside the stored results of this project: differences, verdicts, and the overview of elective 15.
 
 `paper.yaml` has the claims. A counterpart is the name of one of `measures`, or "study: one > other", a difference of
 final RM scores, with ", gold" for another score; "-" is a claim that nothing here can test; "not comparable: …"

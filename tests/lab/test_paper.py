@@ -1,4 +1,4 @@
-"""The paper's claims beside the stored results: verdicts, counterparts, and links into lesson 15."""
+"""The paper's claims beside the stored results: verdicts, counterparts, and links into elective 15."""
 
 import json
 import re
