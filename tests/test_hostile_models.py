@@ -1,5 +1,6 @@
 """Code in a model's folder never runs, and no escape sequence of data, answers or errors reaches a terminal."""
 
+import copy
 import io
 import json
 import os
@@ -7,6 +8,7 @@ import pickle
 import re
 import shutil
 import sys
+import time
 
 import pytest
 import torch
@@ -25,7 +27,9 @@ from torch.distributed.checkpoint.metadata import (
 
 from marlhf_lite.cli import main
 from marlhf_lite.evaluation.compare import comparison_table
+from marlhf_lite.models.chat_templates import render
 from marlhf_lite.models.shards import read_metadata, torch_reads_no_code, write_shards
+from marlhf_lite.tasks import chats
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import append_lines
 from marlhf_lite.utils.printable import PrintableStream, printable
@@ -291,6 +295,48 @@ def test_metadata_describe_tensors_in_their_folder_alone(tmp_path, what):
     (tmp_path / ".metadata").write_bytes(pickle.dumps(NOT_OF_THE_FOLDER[what]()))
     with pytest.raises(InputError, match="damaged"):
         read_metadata(tmp_path)
+
+
+# -- chat templates that compute without end --------------------------------------------------------------------------
+
+WITHOUT_END = {
+    "a power": "{{ 3 ** (10 ** 8) }}",
+    "a power of a name": "{% set n = 10 ** 8 %}{{ 3 ** n }}",
+    "squares": "{% set x = namespace(n=9) %}{% for i in range(60) %}{% set x.n = x.n * x.n %}{% endfor %}",
+    "a long text": "{{ 'a' * 10 ** 10 }}",
+    "a doubled text": "{% set x = namespace(t='ab') %}{% for i in range(60) %}{% set x.t = x.t + x.t %}{% endfor %}",
+    "a wide format": "{{ '%09999999999d' % 1 }}",
+    "loops": "{% for i in range(9999) %}{% for j in range(9999) %}{% for k in range(9999) %}"
+    + "{% endfor %}" * 3,
+}
+
+
+@pytest.mark.parametrize("what", WITHOUT_END)
+def test_a_template_that_computes_without_end_is_one_line(what, tokenizer, monkeypatch):
+    """Where one operation takes long, neither a signal nor Ctrl-C would be heard before it ends."""
+    monkeypatch.setattr(chats, "SECONDS", 0.5)
+    own = copy.deepcopy(tokenizer)
+    own.chat_template = WITHOUT_END[what] + "{{ messages[0].content }}"
+    begin = time.monotonic()
+    with pytest.raises(InputError, match="--chat_template auto: "):
+        chats.chat_writer(own, "auto")([{"role": "user", "content": "Hi"}])
+    assert time.monotonic() - begin < 5
+
+
+CHAT = (
+    "{% for m in messages %}{{ bos_token if loop.first }}<{{ m.role }}>{{ '-' * 3 + m.content }}"
+    "{{ '%s!' % loop.index0 }}{{ eos_token }}{{ 2 ** 3 * 4 }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.mark.parametrize("prompts", [False, True])
+def test_templates_write_what_transformers_writes(tokenizer, prompts):
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "So."}]
+    right = tokenizer.apply_chat_template(
+        messages, chat_template=CHAT, tokenize=False, add_generation_prompt=prompts
+    )
+    assert render(tokenizer, messages, CHAT, add_generation_prompt=prompts) == right
 
 
 # -- escape sequences -------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from marlhf_lite.models.chat_templates import render
 from marlhf_lite.tasks.messages import THOUGHTS, check_roles, names_of_tool_calls, thought_of
 from marlhf_lite.tasks.templates import BadRow
 from marlhf_lite.utils.errors import InputError, one_line
@@ -147,9 +148,7 @@ class Chat:
         try:
             with time_limit(SECONDS):
                 template = _dated(self.tokenizer.chat_template, self.day)
-                return self.tokenizer.apply_chat_template(
-                    messages, chat_template=template, tokenize=False, **options
-                )
+                return render(self.tokenizer, messages, template, **options)
         except Exception as error:  # a template may raise any
             raise BadRow("bad_chat", f"the chat template: {one_line(error)}") from None
 
@@ -195,7 +194,7 @@ def end_of_turn(tokenizer) -> str:
     question, answer = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": ANSWER}
     try:
         with time_limit(SECONDS):
-            text = tokenizer.apply_chat_template([question, answer], tokenize=False)
+            text = render(tokenizer, [question, answer], tokenizer.chat_template)
     except Exception as error:  # a template may raise any
         fix = "correct the template, or give none"
         raise InputError(
