@@ -16,6 +16,7 @@ import marlhf_lab
 import marlhf_lite
 
 PACKAGE = Path(marlhf_lite.__file__).parent
+ROOT = Path(__file__).resolve().parents[1]
 
 REPORT = """
 import importlib, json, sys
@@ -116,6 +117,33 @@ def imports(for_types: bool = True, package: Path = PACKAGE) -> list[tuple[str, 
             if target and path.startswith(prefix):
                 found.append((module, target, inside))
     return found
+
+
+# The map of CONTRIBUTING.md: a room imports only from rooms before it. (`extras` is loaded only if an option asks.)
+ROOMS = (
+    "utils",
+    "config",
+    "tasks",
+    "macro",
+    "parsing",
+    "models",
+    "training",
+    "evaluation",
+    "plotting",
+    "experiments",
+    "cli",
+)
+
+
+def test_a_room_imports_only_from_rooms_before_it():
+    backwards = []
+    for module, target, _ in imports(for_types=False):
+        room, other = module.partition(".")[0], target.partition(".")[0]
+        if room in ROOMS and other in ROOMS and ROOMS.index(other) > ROOMS.index(room):
+            backwards.append((module, target))
+    assert not backwards
+    named = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert " ← ".join(ROOMS) in named
 
 
 def test_extras_import_the_method_and_never_the_other_way():

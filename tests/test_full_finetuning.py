@@ -33,10 +33,10 @@ from marlhf_lite.models.loading import (
     new_policy,
     new_reward_model,
 )
-from marlhf_lite.models.shard_names import TRAINER_SHARDS
 from marlhf_lite.models.shards import write_shards
 from marlhf_lite.training.rollout import from_texts
 from marlhf_lite.utils.run_folder import RunFolder
+from marlhf_lite.utils.shard_names import TRAINER_SHARDS
 
 NAMES = ("policy", "reference", "reward", "critic")
 

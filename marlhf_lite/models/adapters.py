@@ -9,8 +9,8 @@ from pathlib import Path
 import huggingface_hub
 from huggingface_hub.utils import httpx  # the HTTP library that the hub uses
 
-from marlhf_lite.models.shard_names import METADATA, TRAINER_SHARDS
 from marlhf_lite.utils.errors import InputError, one_line
+from marlhf_lite.utils.shard_names import METADATA, TRAINER_SHARDS
 
 # Option -> the command that makes its folder, peft's name for such an adapter, and its place in a run.
 ADAPTERS = {

@@ -51,10 +51,10 @@ from marlhf_lite.models.door import (
 )
 from marlhf_lite.models.lora import use_merged_forward
 from marlhf_lite.models.score_heads import ensure_classifier, with_head
-from marlhf_lite.models.shard_names import METADATA, TRAINER_SHARDS
 from marlhf_lite.models.shards import read_metadata, read_shards
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.seals import check_seal
+from marlhf_lite.utils.shard_names import METADATA, TRAINER_SHARDS
 from marlhf_lite.utils.shipped import shipped
 
 EMBEDDED_MODEL = "tiny-gemma"

@@ -29,8 +29,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from marlhf_lite.models.shard_names import METADATA
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.shard_names import METADATA
 
 
 def _classes_of_metadata() -> dict[tuple[str, str], object]:

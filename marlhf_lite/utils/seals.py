@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from marlhf_lite.models.shard_names import METADATA
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import apply_umask, write_json
+from marlhf_lite.utils.shard_names import METADATA
 
 SEAL = "hashes.json"
 NO_PART_OF_A_MODEL = (SEAL, "README.md", "log.json", "accuracy.json")
