@@ -148,7 +148,10 @@ def test_a_room_imports_only_from_rooms_before_it():
 
 def test_extras_import_the_method_and_never_the_other_way():
     """What composes a run imports one where an option asks; the course may import all."""
-    composing = {"cli", *(f"experiments.{name}" for name in ("data", "named_rewards", "pipeline"))}
+    composing = {
+        "cli",
+        *(f"experiments.{name}" for name in ("data", "named_rewards", "pipeline", "samplers")),
+    }
     of_extras = [
         edge
         for edge in imports()
