@@ -51,8 +51,9 @@ class MemoryLimit:
     def fit_micro_batch(self, dry_run: Callable[[], None]) -> int:
         """Set the micro-batch to the largest for which `dry_run()` fits (`--micro_batch_size 0`); return it.
 
-        Dry runs decide `--gradient_checkpointing auto`, too: activations are recomputed if fewer rows than asked for,
-        or fewer than `FEW_ROWS` of any number, fit without it. Nobody can try again under FSDP2, which recomputes.
+        Dry runs decide `--gradient_checkpointing auto`, too: activations are recomputed if fewer rows than asked for
+        fit without it, or, if any number may do, fewer than `FEW_ROWS`. Under FSDP2 processes wait for each other in
+        each layer, so that nobody can try again: there activations are always recomputed.
         """
         asked_rows = self.state.micro_batch.now
         most_rows = asked_rows or self.rows_per_step

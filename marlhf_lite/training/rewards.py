@@ -27,7 +27,9 @@ class ModelReward:
     def __init__(
         self, model: ScalarHeadModel, micro_batch_size: int = 64, read: Callable | None = None
     ):
-        self.model, self.micro_batch_size, self.read = model, micro_batch_size, read
+        self.model = model
+        self.micro_batch_size = micro_batch_size
+        self.read = read
 
     @torch.no_grad()
     def __call__(self, rollout: Rollout) -> Tensor:
@@ -43,14 +45,14 @@ class ModelReward:
         return torch.cat(scores)
 
     def _score_rows(self, rollout: Rollout, rows: slice) -> Tensor:
-        part, device = rollout.select(rows).trim(), next(self.model.parameters()).device
-        # Only scores from the earliest end on are read.
-        inputs = (
-            part.tokens.to(device),
-            part.attention_mask.to(device),
-            part.mask.shape[1] - int(part.ends.min()),
+        device = next(self.model.parameters()).device
+        part = rollout.select(rows).trim()
+        # A response is scored at its end, so the scores from the earliest end on are enough.
+        columns_after_earliest_end = part.mask.shape[1] - int(part.ends.min())
+        scores = self.model(
+            part.tokens.to(device), part.attention_mask.to(device), columns_after_earliest_end
         )
-        return part.at_last_token(self.model(*inputs))
+        return part.at_last_token(scores)
 
 
 class FunctionReward:
@@ -63,19 +65,24 @@ class FunctionReward:
     """
 
     def __init__(self, function: Callable[[list[str], list[str]], Sequence[float]], name: str = ""):
-        self.function, self.name = function, name or getattr(function, "__name__", "reward")
+        self.function = function
+        self.name = name or getattr(function, "__name__", "reward")
 
     def __call__(self, rollout: Rollout) -> Sequence[float]:
         """Call the function on copies of the texts. Raises `InputError` if it raises."""
         rollout = rollout.of_the_policy_alone()
+        # Its arguments after prompts and responses name columns of the rows; `turns` is given beside them.
         not_in_rows = () if rollout.turns is None else ("turns",)
         asked = RowColumns(self.function, 2, f"reward {self.name}", not_in_rows)
-        columns = asked.arguments(rollout.prompts)
+        arguments = asked.arguments(rollout.prompts)
         if asked.takes_beside_row:
-            columns["turns"] = copy.deepcopy(rollout.turns or [])
+            arguments["turns"] = copy.deepcopy(rollout.turns or [])
+        prompts = [str(prompt) for prompt in rollout.prompts]  # plain texts, without their rows
         try:
-            scores = self.function([*map(str, rollout.prompts)], list(rollout.responses), **columns)
-            return list(scores) if isinstance(scores, Iterator) else scores  # a generator runs here
+            scores = self.function(prompts, list(rollout.responses), **arguments)
+            if isinstance(scores, Iterator):  # a generator runs here, so that its errors are caught
+                return list(scores)
+            return scores
         except (Exception, SystemExit) as error:  # a user's function may raise anything
             reason = one_line(error)
             raise InputError(
@@ -114,24 +121,23 @@ def checked_scores(
 
     The reward gets a copy of the rollout, which it may sort or change, with the words of the policy alone.
     """
-    scores, count = reward(rollout.of_the_policy_alone().copy()), len(rollout)
-    source, fix = (
-        f"reward {getattr(reward, 'name', '')}".strip(),
-        "return one finite number per response, in a list",
-    )
+    scores = reward(rollout.of_the_policy_alone().copy())
+    source = f"reward {getattr(reward, 'name', '')}".strip()
+    fix = "return one finite number per response, in a list"
     try:
         if not isinstance(scores, Tensor):
-            values = scores.tolist() if hasattr(scores, "tolist") else scores  # of numpy or pandas
-            scores = torch.tensor(values, dtype=torch.float64)
-        wrong = (~scores.float().isfinite()).nonzero()
+            numbers = scores
+            if hasattr(scores, "tolist"):  # an array of numpy, a series of pandas
+                numbers = scores.tolist()
+            scores = torch.tensor(numbers, dtype=torch.float64)
+        rows_not_finite = (~scores.float().isfinite()).nonzero()
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise InputError(f"{source}: returned {scores!r:.200} ({error}): {fix}") from None
-    if scores.shape != (count,):
-        raise InputError(
-            f"{source}: returned scores of shape {tuple(scores.shape)} for {count} responses: {fix}"
-        )
-    if len(wrong):
-        row = int(wrong[0, 0])
+    if scores.shape != (len(rollout),):
+        what = f"returned scores of shape {tuple(scores.shape)} for {len(rollout)} responses"
+        raise InputError(f"{source}: {what}: {fix}")
+    if len(rows_not_finite):
+        row = int(rows_not_finite[0, 0])
         raise InputError(f"{source}: scores[{row}] is {scores[row].item()}: {fix}")
     return scores.detach()
 
