@@ -157,8 +157,16 @@ def train_reward_model(
 
     if trainer_config is None:
         trainer_config = TrainerConfig()  # type: ignore[call-arg]  # mypy sees no defaults by place
-    saving = {"tokenizer": tokenizer, "output": output, "name": "reward model", "resume": resume}
-    return train_stage(make, model, trainer_config, config.rm_batch_size, **saving)
+    return train_stage(
+        make,
+        model,
+        trainer_config,
+        rows_per_step=config.rm_batch_size,
+        tokenizer=tokenizer,
+        output=output,
+        name="reward model",
+        resume=resume,
+    )
 
 
 def pair_accuracy(reward: ModelReward, tokenizer, rows: datasets.Dataset, limit: int) -> float:

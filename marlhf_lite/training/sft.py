@@ -57,5 +57,13 @@ def train_sft(
 
     if trainer_config is None:
         trainer_config = o.TrainerConfig()  # type: ignore[call-arg]  # mypy sees no defaults by place
-    saving = {"tokenizer": tokenizer, "output": output, "name": "SFT", "resume": resume}
-    return train_stage(make, model, trainer_config, config.sft_batch_size, **saving)
+    return train_stage(
+        make,
+        model,
+        trainer_config,
+        rows_per_step=config.sft_batch_size,
+        tokenizer=tokenizer,
+        output=output,
+        name="SFT",
+        resume=resume,
+    )

@@ -54,56 +54,67 @@ def check_head(model: PeftModel | PreTrainedModel) -> None:
 def train_stage(
     make: Callable[[o.TrainerConfig], Trainer],
     model: nn.Module,
-    config: o.TrainerConfig,
-    batch: int,
-    **saving,
+    trainer_config: o.TrainerConfig,
+    *,
+    rows_per_step: int,
+    tokenizer,
+    output: Path,
+    name: str,
+    resume: bool,
 ) -> list[dict]:
-    """Train `model` by the trainer that `make(config)` returns; `saving` are arguments of `run_trainer`.
+    """Train `model` by the trainer that `make(trainer_config)` returns, and save it; see `run_trainer`.
 
-    If memory ends, it starts again with half the rows per pass and the same gradients. `batch` rows make a step, over
-    all processes. Raises as `with_less_memory`.
+    If memory ends, it starts again with half the rows per pass and the same gradients. `rows_per_step` are those of all
+    processes. Raises as `with_less_memory`.
     """
-    start = [(p, p.detach().to("cpu", copy=True)) for p in model.parameters() if p.requires_grad]
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    values_at_start = [weight.detach().to("cpu", copy=True) for weight in trained]
 
     @torch.no_grad()
     def start_over() -> None:
-        for parameter, value in start:
-            parameter.copy_(value)
-            parameter.grad = None
+        for weight, value in zip(trained, values_at_start, strict=True):
+            weight.copy_(value)
+            weight.grad = None
 
-    def attempt(config: o.TrainerConfig) -> list[dict]:
-        return run_trainer(make(config), **saving)
+    def attempt(trainer_config: o.TrainerConfig) -> list[dict]:
+        return run_trainer(make(trainer_config), tokenizer, output, name, resume)
 
-    return with_fewer_rows(attempt, config, "per_device_train_batch_size", batch, start_over)
+    return with_fewer_rows(
+        attempt,
+        trainer_config,
+        option="per_device_train_batch_size",
+        rows_per_step=rows_per_step,
+        start_over=start_over,
+    )
 
 
 def with_fewer_rows(
     attempt: Callable[[Options], Result],
     options: Options,
-    name: str,
-    batch: int,
+    option: str,
+    rows_per_step: int,
     start_over: Callable[[], None] = lambda: None,
 ) -> Result:
-    """Return `attempt(options)`, each time that memory ends with half as many rows per pass in the option `name`.
+    """Return `attempt(options)`, each time that memory ends with half as many rows per pass in this `option`.
 
-    `batch` rows make a step, over all processes. Raises as `with_less_memory`.
+    `rows_per_step` are those of all processes. Raises as `with_less_memory`.
     """
     processes = PartialState().num_processes
-    share = batch // processes
-    asked = getattr(options, name) or share
-    size = min(asked, share)
+    rows_of_process = rows_per_step // processes
+    asked_rows = getattr(options, option) or rows_of_process  # 0 asks for all at once
+    most_rows = min(asked_rows, rows_of_process)
 
     def attempt_with(rows: int) -> Result:
-        if rows == size:
+        if rows == most_rows:
             return attempt(options)
-        return attempt(replace(cast(Any, options), **{name: rows}))
+        return attempt(replace(cast(Any, options), **{option: rows}))
 
     result, _ = with_less_memory(
         attempt_with,
-        size,
-        f"--{name} {{}}",
+        most_rows,
+        f"--{option} {{}}",
         alone=processes == 1,
-        share=share,
+        share=rows_of_process,
         start_over=start_over,
     )
     return result
@@ -114,20 +125,25 @@ def trainer_arguments(output: Path, seed: int, policy: PolicyCommand | None = No
 
     `policy` are the options of DPO, RLOO or GRPO. Raises `InputError` for an unknown tracker.
     """
-    every = policy.checkpoint_every if policy else 0
+    trackers: list[str] = []
+    checkpoint_every = 0
+    checkpoints_to_keep = 2  # at least: the older one must stay until the newer one is complete
+    if policy:
+        trackers = tracker_names(policy.report_to)
+        checkpoint_every = policy.checkpoint_every
+        checkpoints_to_keep = max(policy.save_total_limit, checkpoints_to_keep)
     return {
         "output_dir": str(output),
         "seed": seed,
         "logging_steps": 1,
         "logging_nan_inf_filter": False,  # the recorder checks them
-        "report_to": tracker_names(policy.report_to if policy else "") or "none",
+        "report_to": trackers or "none",
         "bf16": False,
         "gradient_checkpointing": False,  # already on in models that use it
         "dataloader_pin_memory": False,
-        "save_strategy": "steps" if every else "no",
-        "save_steps": every or 1,
-        # At least two: the older one must stay until the newer one is complete.
-        "save_total_limit": max(policy.save_total_limit if policy else 0, 2),
+        "save_strategy": "steps" if checkpoint_every else "no",
+        "save_steps": checkpoint_every or 1,
+        "save_total_limit": checkpoints_to_keep,
     }
 
 
@@ -139,19 +155,15 @@ def stage_arguments(
     stage: str,
 ) -> dict:
     """Arguments that SFT, reward model and DPO share; `stage` is the prefix of the option's names."""
-    # sft_epochs, rm_batch_size, dpo_learning_rate, ...
-    epochs, batch_size, learning_rate = (
-        getattr(config, f"{stage}_{name}") for name in ("epochs", "batch_size", "learning_rate")
-    )
-    share = batch_size // PartialState().num_processes
-    rows = rows_a_pass(trainer_config.per_device_train_batch_size, share)
-    return trainer_arguments(
-        output, seed, config if isinstance(config, PolicyCommand) else None
-    ) | {
-        "num_train_epochs": epochs,
+    rows_per_step = getattr(config, f"{stage}_batch_size")
+    rows_of_process = rows_per_step // PartialState().num_processes
+    rows = rows_a_pass(trainer_config.per_device_train_batch_size, rows_of_process)
+    policy = config if isinstance(config, PolicyCommand) else None
+    return trainer_arguments(output, seed, policy) | {
+        "num_train_epochs": getattr(config, f"{stage}_epochs"),
         "per_device_train_batch_size": rows,
-        "gradient_accumulation_steps": share // rows,
-        "learning_rate": learning_rate,
+        "gradient_accumulation_steps": rows_of_process // rows,
+        "learning_rate": getattr(config, f"{stage}_learning_rate"),
         "lr_scheduler_type": trainer_config.lr_scheduler_type,
         "warmup_steps": trainer_config.warmup_ratio,  # below 1 it is a share of all steps
         "weight_decay": 0.0,
@@ -250,13 +262,10 @@ def run_trainer(trainer, tokenizer, output: Path, name: str, resume: bool = Fals
     checkpoint = checkpoint_to_resume(output) if resume else None
     check_checkpoint(trainer, checkpoint)
     with graceful_stop() as asked_to_stop:
-        weights = train_recorded(
-            trainer, Recorder(RunLogger(None, name), asked_to_stop), checkpoint
-        )
-        if (
-            trainer.accelerator.is_main_process
-            and trainer.state.global_step >= trainer.state.max_steps
-        ):
+        recorder = Recorder(RunLogger(None, name), asked_to_stop)
+        weights = train_recorded(trainer, recorder, checkpoint)
+        has_ended = trainer.state.global_step >= trainer.state.max_steps
+        if has_ended and trainer.accelerator.is_main_process:
             save_trained(trainer.model, tokenizer, output, weights)
     if trainer.accelerator.is_main_process:
         for path in output.glob("checkpoint-*"):
