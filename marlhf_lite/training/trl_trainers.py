@@ -77,7 +77,9 @@ def train_stage(
             weight.grad = None
 
     def attempt(trainer_config: o.TrainerConfig) -> list[dict]:
-        return run_trainer(make(trainer_config), tokenizer, output, name, resume)
+        return run_trainer(
+            make(trainer_config), tokenizer=tokenizer, output=output, name=name, resume=resume
+        )
 
     return with_fewer_rows(
         attempt,
