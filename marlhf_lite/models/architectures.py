@@ -1,4 +1,4 @@
-"""Configs of the models of the paper's Table 5 and Appendix C.4, which give their sizes without the hub."""
+"""Configs of models of the paper and of Llama-3.1-8B, which give their sizes without the hub."""
 
 from pathlib import Path
 
@@ -11,6 +11,6 @@ ARCHITECTURES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(enc
 def known_config(name: str) -> PretrainedConfig | None:
     """Return the config of one of the paper's models by its name on the hub, in bfloat16 as saved; None for others."""
     sizes = ARCHITECTURES.get(name)
-    return (
-        AutoConfig.for_model(**sizes, tie_word_embeddings=True, dtype="bfloat16") if sizes else None
-    )
+    if not sizes:
+        return None
+    return AutoConfig.for_model(**{"tie_word_embeddings": True, "dtype": "bfloat16"} | sizes)

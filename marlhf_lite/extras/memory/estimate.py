@@ -39,19 +39,21 @@ STAGES = {"sft": "SFT", "rm": "reward model", "ppo": "PPO"}
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes by part. `generation` and `training` take turns, so the larger one counts."""
+    """Bytes by part. `loading`, `generation` and `training` take turns, so the largest one counts."""
 
     weights: float  # of the base, or of all models
     adapters: float
     optimizer: float  # Adam's two moments
     generation: float  # keys and values, a prefill pass, and copies with the adapter merged
     training: float  # gradients, activations and logits of a micro-batch
+    loading: float = 0.0  # all models whole, before FSDP2 shares them
     cuda: float = CUDA_CONTEXT
 
     @property
     def peak(self) -> float:
         fixed = self.weights + self.adapters + self.optimizer
-        return (fixed + max(self.generation, self.training)) * FRAGMENTS + self.cuda
+        while_it_runs = fixed + max(self.generation, self.training)
+        return max(while_it_runs, self.loading) * FRAGMENTS + self.cuda
 
 
 def memory_report(options: MemoryCommand) -> str:
@@ -71,13 +73,27 @@ def memory_report(options: MemoryCommand) -> str:
         stage for stage in STAGES if stage != "rm" or options.reward not in ("tests", "all_tests")
     ]
     needs = [estimate_memory(options, stage) for stage in stages]
-    parts = [*(field.name for field in fields(Memory)), "peak"]
+    shares_models = options.finetune == "full" and options.num_processes > 1
+    parts = [field.name for field in fields(Memory)] + ["peak"]
+    if not shares_models:
+        parts.remove("loading")
     rows = [[part, *(f"{getattr(memory, part) / GIB:.2f}" for memory in needs)] for part in parts]
     if options.gpu:
         fits = ("fits" if memory.peak <= options.gpu * GIB else "does not fit" for memory in needs)
         rows.append([f"a card of {options.gpu:g}", *fits])
     note = "Generation and training take turns; the peak has 5 % for fragments. docs/scaling.md says what saves memory."
+    if shares_models:
+        note += f"\n{_note_on_cpu_memory(options)}"
     return f"{markdown(['GiB', *map(STAGES.get, stages)], rows)}\n\n{note}"
+
+
+def _note_on_cpu_memory(options: MemoryCommand) -> str:
+    """Return what the machine's own memory must hold under FSDP2: each process reads models through it."""
+    base = empty_base(options)
+    read = _bytes(base.parameters()) / GIB
+    written = 4 * base.num_parameters() / GIB  # trained weights are float32
+    each = f"{read:.0f} GiB for each process while it reads a model"
+    return f"CPU memory under FSDP2: {each}, and {written:.0f} GiB for the first one while it writes one."
 
 
 def estimate_memory(options: MemoryCommand, stage: str = "ppo") -> Memory:
@@ -92,7 +108,8 @@ def estimate_memory(options: MemoryCommand, stage: str = "ppo") -> Memory:
     share of each. Passes are in bfloat16. A process holds two layers whole (the next one is fetched ahead), the
     gradients of a layer, and the buffer that sums those of the previous one; and the weights outside of layers of each
     model that trains, with a reward model's or critic's gradient, until the backward pass ends (a language model's is
-    that of the head). Adam's step is fused and needs no more.
+    that of the head). Adam's step is fused and needs no more. But first each process loads every model whole onto its
+    card, in --dtype, and only then keeps its share.
     """
     full, ppo = options.finetune == "full", stage == "ppo"
     # under DDP, with LoRA, each process has the whole base
@@ -146,12 +163,18 @@ def estimate_memory(options: MemoryCommand, stage: str = "ppo") -> Memory:
     sampling = merged_bytes(base, options) + generation_bytes(
         base, sampled, prompt + response, options.load_in_4bit
     )
+    # Before they are shared: policy and critic, reference and reward model of PPO; one model of the other stages.
+    loaded = 0
+    if spread:
+        of_stage = 3 + (options.reward == "rm") if ppo else 1
+        loaded = of_stage * _bytes(empty_base(options).parameters())
     return Memory(
         weights=states + frozen / processes if full else base_bytes(base, options),
         adapters=0 if full else trained + frozen + heads,
         optimizer=2 * states,
         generation=sampling + 2 * layer + outside if ppo else 0,
         training=states + passes + 4 * layer + (has_lm + 2 * has_score) * outside,
+        loading=loaded,
     )
 
 
