@@ -1,7 +1,7 @@
 """One update, taken apart: what its phases cost, how many passes it makes, and what macro actions add.
 
-    profile   Time by phase: generation, scoring, training, macro operations (segmentation, rewards, advantages,
-              losses), parsing, logging. Beside it the rate of a phase's matrix products (attention's own left out) as a
+    profile   Time by phase: generation, scoring, training, macro operations (segmentation with its parser, rewards,
+              advantages, losses), logging. Beside it the rate of a phase's matrix products (attention's left out) as a
               share of what one large matrix product reaches here: a phase near it can only get faster by making fewer.
     passes    Forward and backward passes over the batch, by role, counted by hooks in the models while training and
               scoring; sampling left out.
@@ -54,7 +54,7 @@ from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.utils.run_folder import RunFolder
 from marlhf_lite.utils.tables import markdown
 
-PHASES = ("generation", "scoring", "training", "macro operations", "parsing", "logging", "rest")
+PHASES = ("generation", "scoring", "training", "macro operations", "logging", "rest")
 
 
 # -- profile ----------------------------------------------------------------------------------------------------------
