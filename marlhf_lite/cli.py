@@ -272,6 +272,7 @@ def _data(options: commands.DataCommand) -> None:
         options.dataset,
         bad_rows=options.bad_rows,
         template=options.template,
+        model=options.model,
         chat_template=options.chat_template,
         columns=options.columns,
         dataset_config=options.dataset_config,

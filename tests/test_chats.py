@@ -598,3 +598,69 @@ def test_data_with_prompts_of_their_own_take_no_template(tmp_path, form):
     dataset = "tiny-tldr" if form == "embedded" else str(path)
     chat = chat_writer(tokenizer_of("byte_level", "chatml"), "text")
     fails(lambda: load_task(dataset, chat=chat), f"--chat_template text: {dataset}")
+
+
+# What messages have beside their content
+
+
+THINKS = (
+    "{% for m in messages %}<s>{{ m.role }}:{% if m.role == 'assistant' %}<think>{{ m.reasoning_content }}</think>"
+    "{% endif %}{{ m.content }}{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}"
+    "{{ c.function.arguments | tojson }}</call>{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant:{% endif %}"
+)
+SILENT = (
+    "{% for m in messages %}<s>{{ m.role }}:{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant:{% endif %}"
+)
+
+
+def chats_of(tmp_path, template, answer, *between):
+    """A task of rows that end with this message, written by this template, and the writer."""
+    tokenizer = load_tokenizer("tiny-gemma")
+    tokenizer.chat_template = template
+    chat = chat_writer(tokenizer, "auto")
+    rows = [{"messages": [say("user", f"Why {i}?"), *between, answer]} for i in range(12)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return load_task(str(path), chat=chat), chat
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "thinking"])
+def test_a_thought_beside_the_content_reaches_the_template(tmp_path, key):
+    """Also under another name than the template's; a template without thoughts says that they are dropped."""
+    answer = say("assistant", "Warm.") | {key: "Let me think."}
+    task, chat = chats_of(tmp_path, THINKS, answer)
+    answers = {row["chosen"] for part in task.splits.values() for row in part if "chosen" in row}
+    assert answers == {"<think>Let me think.</think>Warm."} and chat.thoughts_left_out == 0
+    task, chat = chats_of(tmp_path, SILENT, answer)
+    assert chat.thoughts_left_out == 12 and task.unused == ()
+
+
+def test_tool_calls_without_content_are_written_or_refused(tmp_path):
+    call = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    answer = {"role": "assistant", "content": None, "tool_calls": [call]}
+    task, _ = chats_of(tmp_path, THINKS, answer)
+    answers = {row["chosen"] for part in task.splits.values() for row in part if "chosen" in row}
+    assert answers == {'<think></think><call>add{"a": 1}</call>'}
+    fails(
+        lambda: chats_of(tmp_path, SILENT, answer), "row 1: a call of the tool 'add'", "leaves out"
+    )
+
+
+@pytest.mark.parametrize("role", ["function_call", "observation", "critic"])
+def test_a_role_that_the_template_does_not_have_is_refused_and_counted_by_name(tmp_path, role):
+    other = say(role, "3")
+    answer = say("assistant", "Warm.")
+    fails(
+        lambda: chats_of(tmp_path, SILENT, answer, other),
+        f"row 1: a message of the role '{role}'",
+        "rename",
+    )
+    task, _ = chats_of(tmp_path, SILENT + "{# '" + role + "' #}", answer, other)
+    assert task.counts["kept"] == 12
+    (tmp_path / "two.jsonl").write_text(
+        (tmp_path / "rows.jsonl").read_text().replace(role, "user", 3).replace("3", "4")
+    )
+    task = load_task(str(tmp_path / "two.jsonl"), bad_rows="drop")
+    assert task.counts["role_" + role] == 9 and task.counts["kept"] == 3

@@ -350,3 +350,26 @@ def test_a_file_for_each_stage(tiny, tokenizer, tmp_path, capsys, monkeypatch):
         "evaluate --sft sft --policies ppo --rm rm --eval_prompts 4", "prompts", "evaluated"
     )
     assert counts["test"] == held_out
+
+
+def test_prompts_that_an_earlier_stage_has_trained_on_are_noted(
+    tiny, tmp_path, capsys, monkeypatch
+):
+    """A reward model that has a separate file trains on all of its rows; PPO may be given the same file."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "sft.jsonl", [pair(i) | {"prompt": f"So {i}:"} for i in range(COUNT)])
+    write(tmp_path / "pairs.jsonl", list(map(pair, range(COUNT))))
+    write(tmp_path / "others.jsonl", [{"prompt": f"And {i}:"} for i in range(COUNT)])
+    sizes = f"--max_response_length {LIMIT} --output_dir"
+    assert not main(
+        f"sft --model {tiny.model} --sft_epochs 0 --lora_r 2 --dataset sft.jsonl {sizes} sft".split()
+    )
+    assert not main(f"rm --sft sft --dataset pairs.jsonl --rm_batch_size 18 {sizes} rm".split())
+    capsys.readouterr()
+    ppo = (
+        "ppo --sft sft --rm rm --updates 1 --batch_size 4 --micro_batch_size 4 --checkpoint_every 0"
+    )
+    for data, noted in (("pairs", True), ("others", False)):
+        assert not main(f"{ppo} --dataset {data}.jsonl {sizes} ppo_{data}".split())
+        note = "rm has trained on all rows of pairs.jsonl: PPO's prompts are among them"
+        assert (note in capsys.readouterr().out) == noted

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import nltk
+from marlhf_lite.utils.trees import nltk
 
 
 class Leaf(str):

@@ -4,10 +4,9 @@ import re
 from functools import cache, lru_cache
 from itertools import islice
 
-import nltk
-
 from marlhf_lite.parsing.base import ParsedSentence, place_leaves, split_sentences
 from marlhf_lite.tasks.tiny_tldr.grammar import FACTS, LEXICON, fill, grammar, slots
+from marlhf_lite.utils.trees import nltk
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _READINGS = 64  # the most trees of a sentence that are compared

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
-from marlhf_lite.tasks.chats import Chat
+from marlhf_lite.config.embedded import EMBEDDED_MODELS
+from marlhf_lite.tasks.chats import WORDS, Chat
 from marlhf_lite.tasks.embedded import EMBEDDED
-from marlhf_lite.tasks.messages import Turns
+from marlhf_lite.tasks.messages import Turns, check_roles
 from marlhf_lite.tasks.shapes import to_preferences
 from marlhf_lite.tasks.sources import (
     Found,
@@ -16,21 +18,30 @@ from marlhf_lite.tasks.sources import (
     name_of_test,
     place_in_files,
 )
+from marlhf_lite.utils.jsonl import read_json
 
 
-class AnyTemplate(Chat):
-    """Takes the place of a chat template that is not loaded yet: it accepts all messages, and joins their texts."""
+class UnloadedTemplate(Chat):
+    """Takes the place of a chat template until the tokenizer is loaded: it checks roles, and joins texts.
 
-    def __init__(self, choice: str):
+    `source` is the text of the template; None if it is not known, and then every role may be one of its own.
+    """
+
+    def __init__(self, choice: str, source: str | None):
         self.choice = choice
+        self.source = source
         self.said = {}
 
     def write(self, prompt: Turns, answers: Sequence[Turns]) -> tuple[str, list[str]]:
-        return _joined(prompt), [_joined(turns) or "a tool call" for turns in answers]
+        if self.source is not None:
+            for turns in (prompt, *answers):
+                check_roles(turns, self.source)
+        asked = f"Human: {_joined(prompt)}"
+        return asked, [_joined(turns) or "a tool call" for turns in answers]
 
 
 def find_and_check_rows(
-    dataset: str, *, bad_rows: str, template: str, chat_template: str, **where: str
+    dataset: str, *, bad_rows: str, template: str, model: str, chat_template: str, **where: str
 ) -> Found | None:
     """Return the rows that `load_task` would find, after a first conversion of them; None for embedded data.
 
@@ -43,7 +54,9 @@ def find_and_check_rows(
     form = form_of_rows(dataset, found.rows, where)
     writer: str | Chat = template
     if form.name and (chat_template == "text" or has_chats(found.rows, form)):
-        writer = AnyTemplate("text" if chat_template == "text" else "auto")
+        source = _source_of_template(model, chat_template)
+        if source != "":
+            writer = UnloadedTemplate("text" if chat_template == "text" else "auto", source)
     for rows, source, files in (
         (found.rows, dataset, found.files),
         (found.test, name_of_test(dataset, found), found.test_files),
@@ -53,6 +66,25 @@ def find_and_check_rows(
             checked = replace(form, convert=partial(convert, template=writer))
             to_preferences(rows, source, bad_rows, checked, partial(place_in_files, files))
     return found
+
+
+def _source_of_template(model: str, chat_template: str) -> str | None:
+    """Return the text of the chat template that will write the rows; empty without one, None if it is not known yet.
+
+    It is known of embedded models, which have none, of a file, and of a local folder in the usual form.
+    """
+    if chat_template == "none" or (chat_template in WORDS and model in EMBEDDED_MODELS):
+        return ""
+    if chat_template not in WORDS:
+        file = Path(chat_template).expanduser()
+        return file.read_text(encoding="utf-8") if file.is_file() else None
+    folder = Path(model).expanduser()
+    if (folder / "chat_template.jinja").is_file():
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    if (folder / "tokenizer_config.json").is_file():
+        source = read_json(folder / "tokenizer_config.json").get("chat_template") or ""
+        return source if isinstance(source, str) else str(source)
+    return None
 
 
 def _joined(turns: Turns) -> str:

@@ -3,19 +3,17 @@
 import json
 import re
 
-from marlhf_lite.tasks.no_data import refuse_columns
+from marlhf_lite.tasks.no_data import refuse_columns, refuse_lists_of_lists, refuse_other_lists
 from marlhf_lite.utils.errors import InputError
 
 DEEPEST = 100  # levels of lists and objects in a row; what writes rows later goes down them one call a level
-
-
-class RepeatedKey(ValueError):
-    """An object has a key twice, of which JSON readers would drop one without a word."""
+TOO_DEEP = f"values nested more than {DEEPEST} deep: flatten or leave them out"
 
 
 def rows_of_lines(text: str) -> tuple[list, int]:
     """Return the values of JSON lines, and how many lines are blank. Raises `InputError` that names the line."""
-    rows, blank = [], 0
+    rows = []
+    blank = 0
     # JSON has no line breaks inside a value, so all three kinds end a line.
     for number, line in enumerate(split_lines(text), start=1):
         line = line.strip().lstrip("\ufeff")  # files that were joined may have marks between them
@@ -24,7 +22,7 @@ def rows_of_lines(text: str) -> tuple[list, int]:
             continue
         try:
             rows.append(_parse(line))
-        except RepeatedKey as error:
+        except InputError as error:
             raise InputError(f"line {number}: {error}") from None
         except (ValueError, RecursionError) as error:
             raise InputError(
@@ -42,29 +40,18 @@ def rows_of_value(text: str) -> list:
     """
     values = _values_in(text)
     if len(values) > 1 and all(isinstance(value, list) for value in values):
-        raise InputError(
-            "several lists, as of joined files: give the files by a pattern such as 'part-*.json'"
-        )
+        fix = "give the files by a pattern such as 'part-*.json'"
+        raise InputError(f"several lists, as of joined files: {fix}")
     if len(values) > 1:
         return values
     value = values[0]
     if isinstance(value, list):
+        refuse_lists_of_lists(value)
         return value
-    refuse_columns(
-        {name: cell for name, cell in value.items() if name != "data"}
-        if _has_rows(value)
-        else value
-    )
-    if _has_rows(value):
-        if others := [
-            name
-            for name, cell in value.items()
-            if name != "data" and isinstance(cell, list) and cell
-        ]:
-            raise InputError(
-                f"lists of rows under data, {', '.join(others)}: write each list as a file of its own"
-            )
+    if isinstance(value, dict) and isinstance(value.get("data"), list):
+        refuse_other_lists(value)
         return value["data"]
+    refuse_columns(value)
     return [value]
 
 
@@ -76,10 +63,6 @@ def split_lines(text: str) -> list[str]:
     return lines
 
 
-def _has_rows(value) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("data"), list)
-
-
 def _values_in(text: str) -> list:
     """Return the JSON values of a text, which is one value, or several one after another."""
     decoder = json.JSONDecoder(object_pairs_hook=_object_without_repeats)
@@ -87,9 +70,11 @@ def _values_in(text: str) -> list:
     while position < len(text) or not values:
         try:
             value, position = decoder.raw_decode(text, position)
-        except RepeatedKey as error:
-            raise InputError(f"row {len(values) + 1}: {error}" if values else str(error)) from None
-        except (ValueError, RecursionError) as error:
+        except InputError:
+            raise
+        except RecursionError:
+            raise InputError(TOO_DEEP) from None
+        except ValueError as error:
             raise InputError(
                 f"cannot be read ({type(error).__name__}: {error}): check that it is whole, and its name and path"
             ) from None
@@ -117,7 +102,7 @@ def _object_without_repeats(pairs: list[tuple]) -> dict:
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         shown = json.dumps(made, ensure_ascii=False, default=str)[:60]
-        raise RepeatedKey(
+        raise InputError(
             f'an object has "{twice}" twice ({shown} ...): rename or delete one of them'
         )
     return made
@@ -132,7 +117,7 @@ def _refuse_deep(value) -> None:
     while level:
         depth += 1
         if depth > DEEPEST + 1:
-            raise InputError(f"values nested more than {DEEPEST} deep: flatten or leave them out")
+            raise InputError(TOO_DEEP)
         below = []
         for item in level:
             if isinstance(item, dict):

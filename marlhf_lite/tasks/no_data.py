@@ -104,8 +104,9 @@ def refuse_columns(value) -> None:
     if not isinstance(value, dict) or not value:
         return
     cells = list(value.values())
-    if set(value) >= {"columns", "data"} and isinstance(value["columns"], list):
-        raise InputError(f"columns, not rows (pandas' orient split): {RECORDS}")
+    _refuse_split_table(value)
+    if isinstance(value.get("rows"), list):
+        raise InputError("rows under the name rows: write that list as a file of its own")
     if all(isinstance(cell, dict) for cell in cells):
         inner = {tuple(cell) for cell in cells}
         if len(inner) == 1 and len(cells) > 1 and not _is_message(cells[0]):
@@ -125,6 +126,25 @@ def refuse_columns(value) -> None:
     }:
         said = " ".join(str(cells[0]).split())[:100]
         raise InputError(f"a server's message, not data ({said}): check the address")
+
+
+def refuse_other_lists(value: dict) -> None:
+    """Raise `InputError` if an object has rows under `data` and other lists beside them, which nobody would read."""
+    _refuse_split_table(value)
+    names = [name for name, cell in value.items() if isinstance(cell, list) and cell]
+    if len(names) > 1:
+        raise InputError(f"several lists, {', '.join(names)}: write each as a file of its own")
+
+
+def refuse_lists_of_lists(rows: list) -> None:
+    """Raise `InputError` if all rows are lists, which have no names of columns."""
+    if rows and all(isinstance(row, list) for row in rows):
+        raise InputError(f"lists without names of columns (pandas' orient values): {RECORDS}")
+
+
+def _refuse_split_table(value: dict) -> None:
+    if isinstance(value.get("columns"), list) and "data" in value:
+        raise InputError(f"columns, not rows (pandas' orient split): {RECORDS}")
 
 
 def _refuse_lists(value: dict[str, list]) -> None:

@@ -295,8 +295,8 @@ def rename(rows, columns: str):
 
     A column that had the new name is left out. Raises `InputError` for a missing name.
     """
-    items = _names(columns)
     present = columns_of(rows)
+    items = [(new, _present_name(old, present)) for new, old in _names(columns)]
     new_names = {old: new for new, old in items}
     if len(items) > min(len(new_names), len(set(new_names.values()))):
         raise InputError(f"--columns {columns}: a name occurs twice: give each column one name")
@@ -317,6 +317,14 @@ def rename(rows, columns: str):
             {new_names.get(name, name): row[name] for name in row if name not in replaced}
         )
     return renamed
+
+
+def _present_name(asked: str, present: Collection[str]) -> str:
+    """Return the name of the column that is asked for, whose real name may have spaces around it."""
+    if asked in present:
+        return asked
+    same = [name for name in present if isinstance(name, str) and name.strip() == asked]
+    return same[0] if len(same) == 1 else asked
 
 
 # Rows to the columns of a task

@@ -58,7 +58,11 @@ def find_rows(dataset: str, columns: str = "", **where: str) -> Found:
     if dataset and os.path.isdir(path):
         return _find_splits(dataset, columns, _load_folder, path, **where)
     is_address = "://" in dataset
-    looks_local = dataset.startswith(("/", ".", "~")) or dataset.lower().endswith(SUFFIXES)
+    looks_local = (
+        dataset.startswith(("/", ".", "~"))
+        or dataset.lower().endswith(SUFFIXES)
+        or any(mark in dataset for mark in "[]*?")
+    )
     if dataset and (is_address or looks_local or os.path.exists(path)):
         others = {name: value for name, value in where.items() if value != "train"}
         refuse_where(others, f"{dataset} is a file and")
@@ -239,11 +243,13 @@ def _path_inside(file: str, folder: str) -> str:
 
 @contextmanager
 def _name_without_brackets(folder: str) -> Iterator[str]:
-    """Inside, return a name of the folder that `datasets` does not take for a pattern."""
+    """Inside, return a folder with links to the same files, if `datasets` would take its name for a pattern."""
     if not any(mark in folder for mark in "[]*?"):
         yield folder
         return
-    with tempfile.TemporaryDirectory() as place:
-        link = Path(place) / "data"
-        link.symlink_to(os.path.abspath(folder), target_is_directory=True)
-        yield str(link)
+    with tempfile.TemporaryDirectory() as copy:
+        for name in files_below(folder):
+            link = Path(copy) / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(os.path.abspath(os.path.join(folder, name)))
+        yield copy

@@ -1,6 +1,7 @@
 """Custom functions and classes by the name `package.module:name`, with errors that name their option."""
 
 import importlib
+import importlib.util
 import os
 import sys
 import traceback
@@ -27,6 +28,7 @@ def import_user_code(option: str, name: str, known: str) -> Any:
         raise InputError(f"--{option} {name}: unknown: {fix}")
     if os.getcwd() not in sys.path:  # `marlhf` itself does not look there, `python -m` does
         sys.path.append(os.getcwd())
+    _check_not_hidden(option, name, module.partition(".")[0])
     try:
         code = getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
@@ -38,6 +40,28 @@ def import_user_code(option: str, name: str, known: str) -> Any:
             f"--{option} {name}: it is of type {type(code).__name__}, not a function or class: {fix}"
         )
     return code
+
+
+def _check_not_hidden(option: str, name: str, package: str) -> None:
+    """Raise `InputError` if a module of the current folder has the name of an installed one, which is found first.
+
+    `test.py` is the usual case: Python itself has a package `test`.
+    """
+    own_files = [f"{package}.py", os.path.join(package, "__init__.py")]
+    own = next((file for file in own_files if os.path.exists(file)), None)
+    if own is None:
+        return
+    module = sys.modules.get(package)
+    place = getattr(module, "__file__", None)
+    if module is None:
+        found = importlib.util.find_spec(package)
+        place = found.origin if found else None
+    is_own = place is not None and os.path.exists(place) and os.path.samefile(place, own)
+    if not is_own:
+        fix = f"rename your file, such as my_{own}"
+        raise InputError(
+            f"--{option} {name}: another module {package}, of Python or of a library, hides your {own}: {fix}"
+        )
 
 
 @contextmanager

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import nltk
-
 from marlhf_lite.parsing.base import Leaf, ParsedSentence
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.trees import nltk
 
 
 class PythonParser:

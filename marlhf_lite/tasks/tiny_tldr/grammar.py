@@ -9,10 +9,10 @@ words but nothing to credit, so the grammar leaves them out.
 from functools import cache
 from pathlib import Path
 
-import nltk
 import yaml
 
 from marlhf_lite.tasks.statements import SLOT, slots
+from marlhf_lite.utils.trees import nltk
 
 _DATA = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 # slot -> the words that fill it
