@@ -21,6 +21,7 @@ from marlhf_lite.tasks import addresses
 from marlhf_lite.tasks.files import read_and_account, read_file
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.tasks.sources import find_rows
+from marlhf_lite.utils.user_code import import_user_code
 
 COUNT = 12
 ROWS = [
@@ -440,3 +441,19 @@ def test_nothing_between_prompt_and_answer_in_all_rows_is_noted(tmp_path, capsys
     assert (
         any("nothing between prompt and answer" in note for note in notes_of(capsys, path)) == noted
     )
+
+
+def test_a_module_that_another_one_hides_is_named(tmp_path, monkeypatch):
+    """Python has a package `test`, which is found before the user's file."""
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    for name in ("test", "json", "own_rewards"):
+        write(
+            tmp_path / f"{name}.py", "def score(prompts, responses): return [0.0] * len(prompts)\n"
+        )
+    for name in ("test", "json"):
+        fails(
+            lambda: import_user_code("reward", f"{name}:score", "gold"),  # noqa: B023
+            f"--reward {name}:score: another module {name}",
+            f"hides your {name}.py: rename your file, such as my_{name}.py",
+        )
+    assert import_user_code("reward", "own_rewards:score", "gold")(["a"], ["b"]) == [0.0]
