@@ -363,3 +363,42 @@ def test_a_hub_name_whose_cache_has_no_tokenizer(place, tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     assert load_base(ModelConfig(model="somebody/theirs"))
     fails(lambda: load_tokenizer("somebody/theirs"), "--model somebody/theirs: ", "tokenizer")
+
+
+TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}\n{% endfor %}"
+BESIDE = {
+    "another template": ({"chat_template": TEMPLATE}, "another chat template than --model"),
+    "another end": ({"eos_token": "<mask>"}, "ends texts by <mask>"),
+}
+
+
+@pytest.mark.parametrize("what", BESIDE)
+def test_a_tokenizer_beside_an_adapter_is_the_one_in_use(
+    what, tiny, sft, pairs, tokenizer, tmp_path, capsys
+):
+    """In training and for answers; a copy of the one in use, and one with a token for padding more, change nothing."""
+    changes, reason = BESIDE[what]
+    folder = shutil.copytree(sft, tmp_path / "adapter")
+    words = {
+        "rm": f"rm --sft {folder} --dataset {pairs} --rm_epochs 0.1 --output_dir",
+        "export": f"export --policy {folder} --output_dir",
+    }
+    own = copy.deepcopy(tokenizer)
+    own.add_special_tokens({"pad_token": "<another pad>"})
+    own.save_pretrained(folder)
+    for name, command in words.items():
+        assert not main([*command.split(), str(tmp_path / name), "--model", tiny.model])
+    for name, value in changes.items():
+        setattr(own, name, value)
+    own.save_pretrained(folder)
+    capsys.readouterr()
+    for name, command in words.items():
+        out = tmp_path / f"{name} again"
+        assert main([*command.split(), str(out), "--model", tiny.model]) == 2
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert str(folder) in error and reason in error and not out.exists()
+    if "chat_template" in changes:
+        advice = ["--chat_template", str(folder / "chat_template.jinja")]
+        for name, command in words.items():
+            out = str(tmp_path / f"{name} again")
+            assert not main([*command.split(), out, "--model", tiny.model, *advice])

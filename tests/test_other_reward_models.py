@@ -1,17 +1,24 @@
 """Reward models from elsewhere: scores by their own tokenizer are those that transformers gives for the texts."""
 
 import copy
+import dataclasses
 import json
 
+import datasets
 import pytest
 import torch
 from small_tokenizers import small_tokenizer
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
 from marlhf_lite.cli import main
-from marlhf_lite.experiments.other_tokenizers import TextReader
+from marlhf_lite.experiments.other_tokenizers import TextReader, reader_of
+from marlhf_lite.models.actor_critic import ScalarHeadModel
 from marlhf_lite.models.loading import load_tokenizer
+from marlhf_lite.tasks.chats import chat_writer, expect_chats
+from marlhf_lite.tasks.splits import Task
+from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import from_texts
+from marlhf_lite.utils.seals import seal
 
 SIZES = "--max_response_length 6 --batch_size 4 --updates 1"
 
@@ -177,3 +184,45 @@ def test_what_cannot_score_is_refused_before_training(
     assert main(command) == 2 and not (tmp_path / "run").exists()
     error = capsys.readouterr().err.splitlines()[-1]
     assert f"error: --rm {tmp_path / 'rm'}: " in error and reason in error
+
+
+def test_a_classifier_is_read_at_the_last_token_of_its_templates_text(tokenizer, tmp_path):
+    """ChatML writes a line break after the end token; the same tokenizer and template as the policy's."""
+    own = load_tokenizer_with(copy.deepcopy(small_tokenizer("byte_level")))
+    own.chat_template = own.chat_template.replace("{% endfor %}", "{{ '\\n' }}{% endfor %}")
+    torch.manual_seed(0)
+    sizes = {"n_positions": 256, "n_embd": 16, "n_layer": 1, "n_head": 2, "initializer_range": 0.5}
+    special = {"pad_token_id": own.pad_token_id, "eos_token_id": own.eos_token_id}
+    config = GPT2Config(vocab_size=len(own), num_labels=1, **sizes, **special)
+    classifier = GPT2ForSequenceClassification(config).eval()
+    classifier.save_pretrained(tmp_path)
+    own.save_pretrained(tmp_path)
+    policys = load_tokenizer(str(tmp_path))
+    write = chat_writer(policys, "auto")
+    messages = [{"role": "user", "content": "Why?"}]
+    prompt, (answer,) = write.write(messages, [[{"role": "assistant", "content": "So."}]])
+    expect_chats(policys)
+    rows = datasets.Dataset.from_dict({"prompt": [prompt]})
+    task = Task("few", datasets.DatasetDict(dict.fromkeys(("ppo", "test"), rows)), None, {})
+    task = dataclasses.replace(task, said=write.said, chats=True)
+    rollout = from_texts(policys, [prompt, prompt], [answer, "no end here at all"], 9)
+    read = reader_of(tmp_path, policys, task)
+    with torch.no_grad():
+        scores = ModelReward(ScalarHeadModel(classifier), read=read)(rollout)
+        text = own.apply_chat_template(
+            [*messages, {"role": "assistant", "content": answer.strip()}], tokenize=False
+        )
+        assert text.endswith("<eos>\n")
+        ids = own(text, add_special_tokens=False, split_special_tokens=False)["input_ids"]
+        assert scores[0].item() == pytest.approx(
+            classifier(torch.tensor([ids])).logits.item(), abs=1e-5
+        )
+    assert not bool(read(rollout).ended[1])
+    seal(tmp_path)  # trained here: it gives its score at the end token, as all stages do
+    assert reader_of(tmp_path, policys, task) is None
+
+
+def test_a_run_says_that_its_reward_model_has_another_tokenizer(other, words, tmp_path, capsys):
+    command = ["ppo", *words, "--rm", str(other()), *SIZES.split(), "--critic_init", "sft"]
+    assert not main([*command, "--output_dir", str(tmp_path / "run")])
+    assert "it scores texts, by its own tokenizer" in capsys.readouterr().out

@@ -45,7 +45,7 @@ from marlhf_lite.experiments.manifest import (
 )
 from marlhf_lite.experiments.named_rewards import asked_columns, text_reward
 from marlhf_lite.experiments.named_rules import make_rule
-from marlhf_lite.experiments.other_tokenizers import check_reward_model
+from marlhf_lite.experiments.other_tokenizers import check_reward_model, check_tokenizers
 from marlhf_lite.experiments.samplers import open_sampler, try_out
 from marlhf_lite.macro import TerminationRule
 from marlhf_lite.models.adapters import other_base
@@ -166,6 +166,7 @@ def open_context(
     columns = preflight.attempt(asked_columns, options, sampler)
     if columns is MISSING:  # the rows can be read without them, and have problems of their own
         columns = []
+    preflight.attempt(check_tokenizers, options, inputs, tokenizer)
     task = notes = MISSING
     data = preflight.attempt(_read_data, options, inputs, tokenizer, earlier, date, columns)
     if data is not MISSING:
@@ -177,7 +178,7 @@ def open_context(
     check_options(options, preflight)
     preflight.attempt(check_support, options, inputs)
     preflight.attempt(check_data_support, options, inputs, task)
-    preflight.attempt(check_reward_model, options, inputs, tokenizer, task)
+    notes_on_reward = preflight.attempt(check_reward_model, options, inputs, tokenizer, task)
     preflight.attempt(check_objectives, options.methods)
     preflight.attempt(tracker_names, options.report_to)
     preflight.attempt(check_batches, options)
@@ -209,7 +210,7 @@ def open_context(
     if PartialState().is_main_process:
         write_json(folder.path / "data.json", _counts(task))
     _print_start(options, inputs, task)
-    for note in (*notes, *changes, *_notes(options, inputs, task, reward)):
+    for note in (*notes, *notes_on_reward, *changes, *_notes(options, inputs, task, reward)):
         print_main(f"note: {note}")
     return RunContext(
         options=options,

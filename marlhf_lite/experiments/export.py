@@ -14,6 +14,7 @@ from marlhf_lite.config.options import SamplingConfig
 from marlhf_lite.experiments.context import print_main, start_processes
 from marlhf_lite.experiments.manifest import check_earlier, date_of, model_contents, runs_of
 from marlhf_lite.experiments.model_card import write_model_card
+from marlhf_lite.experiments.other_tokenizers import check_tokenizer_beside
 from marlhf_lite.experiments.samplers import open_dialogues
 from marlhf_lite.models.adapters import is_full_model
 from marlhf_lite.models.checks import check_length
@@ -39,7 +40,10 @@ def open_policy(
     start_processes()
     config = replace(options, load_in_4bit=False)  # 4-bit weights cannot take up an adapter exactly
     tokenizer, base = load_tokenizer(config.model), load_base(config)
-    policy, runs = load_policy(base, folder, trainable=False), runs_of([folder])
+    runs = runs_of([folder])
+    if not runs:
+        check_tokenizer_beside(folder, tokenizer, options.model, config.chat_template)
+    policy = load_policy(base, folder, trainable=False)
     unfinished = note_if_unfinished(folder)
     if unfinished:
         print(f"note: {unfinished}", file=sys.stderr)  # beside an answer, which may go to a file
