@@ -34,7 +34,7 @@ from tqdm import tqdm
 
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.macro import FixedNGram
-from marlhf_lite.models import last_layer
+from marlhf_lite.models.fast import last_layer
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.utils.tables import markdown
 

@@ -8,7 +8,7 @@ from conftest import nudge
 from test_architectures import WINDOW, save_family
 
 from marlhf_lite.config.options import ModelConfig
-from marlhf_lite.models import actor_critic, last_layer
+from marlhf_lite.models import actor_critic
 from marlhf_lite.models.actor_critic import (
     ActorCritic,
     PolicyModel,
@@ -16,7 +16,8 @@ from marlhf_lite.models.actor_critic import (
     checkpoint_activations,
     without_dropout,
 )
-from marlhf_lite.models.last_layer import last_states
+from marlhf_lite.models.fast import last_layer
+from marlhf_lite.models.fast.last_layer import last_states
 from marlhf_lite.models.loading import load_base, new_policy, new_reward_model
 from marlhf_lite.training.rollout import from_texts
 

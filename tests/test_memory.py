@@ -44,7 +44,6 @@ from marlhf_lite.extras.memory.estimate import (
     generation_bytes,
     memory_report,
 )
-from marlhf_lite.models import last_layer, lora
 from marlhf_lite.models.actor_critic import (
     ActorCritic,
     PolicyModel,
@@ -53,9 +52,10 @@ from marlhf_lite.models.actor_critic import (
     unwrap_peft,
 )
 from marlhf_lite.models.architectures import ARCHITECTURES
+from marlhf_lite.models.fast import last_layer, lora
+from marlhf_lite.models.fast.lora import use_merged_forward
 from marlhf_lite.models.loading import lora_config, share, with_head
 from marlhf_lite.models.logprobs import MAX_LOGITS
-from marlhf_lite.models.lora import use_merged_forward
 from marlhf_lite.training.reward_model import train_reward_model
 from marlhf_lite.training.rollout import merged_adapter
 from marlhf_lite.training.sft import train_sft

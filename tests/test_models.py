@@ -20,6 +20,7 @@ from marlhf_lite.extras.memory.estimate import empty_base
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import ScalarHeadModel, trainable
 from marlhf_lite.models.adapters import resolve_adapter_dir
+from marlhf_lite.models.fast.lora import use_merged_forward
 from marlhf_lite.models.loading import (
     build_models,
     load_base,
@@ -30,7 +31,6 @@ from marlhf_lite.models.loading import (
     new_policy,
     new_reward_model,
 )
-from marlhf_lite.models.lora import use_merged_forward
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.reward_model import train_reward_model
 from marlhf_lite.training.rewards import ModelReward

@@ -22,9 +22,9 @@ from transformers import (
 
 from marlhf_lite.models import logprobs
 from marlhf_lite.models.actor_critic import PolicyModel, checkpoint_activations
+from marlhf_lite.models.fast.decoding import CHECK_EVERY, decode, has_plain_cache
 from marlhf_lite.models.loading import use_fused_kernels
 from marlhf_lite.models.logprobs import from_hidden, from_logits
-from marlhf_lite.training.decoding import CHECK_EVERY, decode, has_plain_cache
 from marlhf_lite.training.rollout import Sampling, nonfinite_probabilities_refused
 from marlhf_lite.utils.errors import InputError
 

@@ -75,10 +75,10 @@ class Case:
 
 
 CASES = [
-    Case("LoRA, 1 epoch", "2M", "lora", 1.6),
-    Case("LoRA, 4 epochs", "2M", "lora", 1.27, epochs=4, updates=9),
-    Case("full, 1 epoch", "2M", "full", 1.55),
-    Case("full, 4 epochs", "2M", "full", 1.35, epochs=4, updates=9),
+    Case("LoRA, 1 epoch", "2M", "lora", 1.5),
+    Case("LoRA, 4 epochs", "2M", "lora", 1.25, epochs=4, updates=9),
+    Case("full, 1 epoch", "2M", "full", 1.25),
+    Case("full, 4 epochs", "2M", "full", 1.05, epochs=4, updates=9),
     Case("MA-PPO / PPO", "2M", "lora", 1.02, updates=16, other="macro"),
     Case("memory, LoRA", "30M", "lora", 0.56, updates=2, memory=True),
     Case("memory, full", "30M", "full", 0.58, updates=2, memory=True, env=GIVES_BACK),

@@ -7,7 +7,7 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from marlhf_lite.models.last_layer import last_states, position_ids
+from marlhf_lite.models.fast.last_layer import last_states, position_ids
 from marlhf_lite.models.logprobs import from_hidden, from_logits, has_plain_head
 
 

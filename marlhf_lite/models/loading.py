@@ -49,7 +49,8 @@ from marlhf_lite.models.door import (
     with_adapter,
     without_own_sampling,
 )
-from marlhf_lite.models.lora import use_merged_forward
+from marlhf_lite.models.fast.lora import use_merged_forward
+from marlhf_lite.models.fast.switch import use_fast
 from marlhf_lite.models.score_heads import ensure_classifier, with_head
 from marlhf_lite.models.shards import read_metadata, read_shards
 from marlhf_lite.utils.errors import InputError
@@ -128,6 +129,7 @@ def load_base(options: ModelConfig) -> PreTrainedModel:
     Full fine-tuning gets an empty model on the meta device: no role shares weights with it. With `--fused_kernels` the
     models that are made from it have them, too.
     """
+    use_fast(options.fast)
     base = _load_base(options)
     return use_fused_kernels(base) if options.fused_kernels else base
 

@@ -10,7 +10,7 @@ from marlhf_lite.utils.errors import InputError
 WARNINGS = [
     # peft and TRL still use the old names
     (FutureWarning, r"(peft|transformers|trl)\.", r"`(is_)?gradient_checkpointing"),
-    # of adapters on tied weights, which `models.lora` separates
+    # of adapters on tied weights, which `models.fast.lora` separates
     (
         UserWarning,
         r"peft\.",

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel, StaticCache
 from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from marlhf_lite.models.last_layer import has_plain_last_layer, position_ids
+from marlhf_lite.models.fast.last_layer import has_plain_last_layer, position_ids
 from marlhf_lite.models.positions import shared_rope_limit
 from marlhf_lite.utils.errors import one_line
 

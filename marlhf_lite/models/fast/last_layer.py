@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from marlhf_lite.models.fast.switch import is_on
+
 # Families whose layer is norm, attention with rotated q and k, norm, MLP; others norm, scale or fuse in between.
 PLAIN_LAYERS = frozenset("gemma llama mistral qwen2".split())
 
@@ -31,7 +33,8 @@ def last_states(backbone: nn.Module, kept: int, tokens: Tensor, attention_mask: 
     starts = attention_mask.argmax(1)
     latest, used = _most(starts, (columns * attention_mask).amax(1) + 1 - starts)
     first = width - kept - latest  # column of the aligned rows, the first that is read
-    if first < 0 or not has_plain_last_layer(backbone):
+    is_taken = is_on("last_layer", tokens.device.type) and has_plain_last_layer(backbone)
+    if first < 0 or not is_taken:
         inputs = {"attention_mask": attention_mask, "position_ids": position_ids(attention_mask)}
         return backbone(input_ids=tokens, **inputs, use_cache=False).last_hidden_state[:, -kept:]
     aligned = tokens.gather(1, (columns[:used] + starts[:, None]).clamp(max=width - 1))
