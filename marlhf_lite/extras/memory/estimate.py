@@ -111,70 +111,114 @@ def estimate_memory(options: MemoryCommand, stage: str = "ppo") -> Memory:
     that of the head). Adam's step is fused and needs no more. But first each process loads every model whole onto its
     card, in --dtype, and only then keeps its share.
     """
-    full, ppo = options.finetune == "full", stage == "ppo"
-    # under DDP, with LoRA, each process has the whole base
-    spread = full and options.num_processes > 1
-    if ppo and options.gradient_checkpointing == "auto":
+    trains_all_weights = options.finetune == "full"
+    is_ppo = stage == "ppo"
+    # With LoRA, under DDP, each process has the whole base.
+    is_shared = trains_all_weights and options.num_processes > 1
+    if is_ppo and options.gradient_checkpointing == "auto":
         rows = options.micro_batch_size or FEW_ROWS
-        kept = estimate_memory(
-            replace(options, gradient_checkpointing=False, micro_batch_size=rows)
-        )
-        if kept.peak <= options.gpu * GIB and not spread:
-            return kept
-    base = empty_base(replace(options, dtype="bfloat16") if spread else options)
-    config, element = base.config.get_text_config(), base.dtype.itemsize
-    size, head = _bytes(base.parameters()), base.get_output_embeddings().weight
+        keeps_all = replace(options, gradient_checkpointing=False, micro_batch_size=rows)
+        if_all_are_kept = estimate_memory(keeps_all)
+        if if_all_are_kept.peak <= options.gpu * GIB and not is_shared:
+            return if_all_are_kept
 
-    # 1. What is there all the time. `lm` is the weights of a language model, `score` those of a critic or reward model.
-    has_lm, has_score = stage != "rm", stage != "sft"  # among the models that train
-    if full:
-        untied = 0 if config.tie_word_embeddings else _bytes([head])
-        lm, score, heads = size, size - untied + config.hidden_size * element, 0
+    base = empty_base(replace(options, dtype="bfloat16") if is_shared else options)
+    config = base.config.get_text_config()
+    element = base.dtype.itemsize
+    base_size = _bytes(base.parameters())
+    head = base.get_output_embeddings().weight
+    trains_language_model = stage != "rm"
+    trains_score_model = stage != "sft"  # the critic of PPO, or the reward model
+
+    # 1. Weights, adapters and moments, which are there all the time. `language_model` and `score_model` are what one of
+    #    each adds: all its weights, or its adapter. PEFT keeps a score's head twice, so each has one more.
+    if trains_all_weights:
+        untied_head = 0 if config.tie_word_embeddings else _bytes([head])
+        language_model = base_size
+        score_model = base_size - untied_head + config.hidden_size * element
+        second_head = 0
     else:
-        heads = ADAPTER_BYTES * config.hidden_size  # PEFT keeps a score's head twice
-        lm = adapter_bytes(base, options)
-        score = lm + heads
-    trained, frozen, heads = has_lm * lm + has_score * score, 0, has_score * heads
-    if ppo:  # reference, and reward model
-        loads = options.reward == "rm"
-        frozen, heads = lm + loads * score, heads * (1 + loads)
-    processes, masters = (options.num_processes, 4 // element) if spread else (1, 1)
-    states = masters * trained / processes  # the trained weights, their gradients, each moment
+        second_head = ADAPTER_BYTES * config.hidden_size
+        language_model = adapter_bytes(base, options)
+        score_model = language_model + second_head
+    trained = second_heads = frozen = 0
+    if trains_language_model:
+        trained += language_model
+    if trains_score_model:
+        trained += score_model
+        second_heads += second_head
+    if is_ppo:  # the reference
+        frozen += language_model
+    if is_ppo and options.reward == "rm":
+        frozen += score_model
+        second_heads += second_head
+    processes = options.num_processes if is_shared else 1
+    # FSDP2 trains in float32: four bytes for each weight that was read in bfloat16.
+    growth = 4 // element if is_shared else 1
+    states = (
+        growth * trained / processes
+    )  # of the trained weights, of their gradients, of each moment
+    if trains_all_weights:
+        weights = states + frozen / processes
+        adapters = 0
+    else:
+        weights = base_bytes(base, options)
+        adapters = trained + frozen + second_heads
 
-    # 2. A training pass, and sampling. The backward pass goes through the critic, then through the policy, head first.
-    batch = options.batch_size if ppo else getattr(options, f"{stage}_batch_size")
-    share = max(batch // options.num_processes, 1)
-    asked = options.micro_batch_size or 1 if ppo else options.per_device_train_batch_size
-    prompt, response = options.max_prompt_length, options.max_response_length
-    rows = rows_a_pass(asked, share) * (2 if stage == "rm" else 1)  # a pair has two texts
-    tokens = rows * (prompt + response)
-    kept, again = activation_bytes(base, options, tokens)
+    # 2. A training pass. The backward pass goes through the critic, then through the policy, head first.
+    if is_ppo:
+        batch = options.batch_size
+        rows_asked = options.micro_batch_size or 1
+    else:
+        batch = getattr(options, f"{stage}_batch_size")
+        rows_asked = options.per_device_train_batch_size
+    rows_of_process = max(batch // options.num_processes, 1)
+    texts_of_row = 2 if stage == "rm" else 1  # a pair has two
+    rows = rows_a_pass(rows_asked, rows_of_process) * texts_of_row
+    longest = options.max_prompt_length + options.max_response_length
+    kept, computed_again = activation_bytes(base, options, rows * longest)
     logits = 0
-    if ppo:
-        logits = 4 * 4 * min(rows * response * config.vocab_size, MAX_LOGITS)  # two are gradients
-    elif has_lm:
-        logits = element * min(tokens * 32_768, TILE)
-    # sums in float32, and a rounded copy
-    head_gradient = (4 + element) * head.numel() * (full and has_lm)
-    passes = max((has_lm + has_score) * kept + max(logits, again), kept + head_gradient)
-    layer, outside = whole_bytes(base) if spread else (0, 0)
-    sampled = options.generation_batch_size or share
-    sampled = min(sampled, share) if options.num_processes > 1 else sampled
-    sampling = merged_bytes(base, options) + generation_bytes(
-        base, sampled, prompt + response, options.load_in_4bit
+    if is_ppo:  # four copies in float32, two of them gradients
+        logits = 4 * 4 * min(rows * options.max_response_length * config.vocab_size, MAX_LOGITS)
+    elif trains_language_model:
+        logits = element * min(rows * longest * 32_768, TILE)
+    head_gradient = 0
+    if trains_all_weights and trains_language_model:  # sums in float32, and a rounded copy
+        head_gradient = (4 + element) * head.numel()
+    models_that_train = trains_language_model + trains_score_model
+    passes = max(
+        models_that_train * kept + max(logits, computed_again),
+        kept + head_gradient,
     )
-    # Before they are shared: policy and critic, reference and reward model of PPO; one model of the other stages.
-    loaded = 0
-    if spread:
-        of_stage = 3 + (options.reward == "rm") if ppo else 1
-        loaded = of_stage * _bytes(empty_base(options).parameters())
+
+    # 3. What FSDP2 has whole: layers while they run, weights outside of layers, and at first every model.
+    layer = outside = loading = 0
+    if is_shared:
+        layer, outside = whole_bytes(base)
+        # policy, critic and reference, perhaps a reward model; one model in the other stages
+        models_of_stage = 3 + (options.reward == "rm") if is_ppo else 1
+        loading = models_of_stage * _bytes(empty_base(options).parameters())
+    whole_in_training = 4 * layer
+    if trains_language_model:
+        whole_in_training += outside
+    if trains_score_model:  # with the gradient, until the backward pass ends
+        whole_in_training += 2 * outside
+
+    # 4. Sampling, which only PPO does.
+    generation = 0
+    if is_ppo:
+        sampled = options.generation_batch_size or rows_of_process
+        if options.num_processes > 1:
+            sampled = min(sampled, rows_of_process)
+        generation = merged_bytes(base, options) + 2 * layer + outside
+        generation += generation_bytes(base, sampled, longest, options.load_in_4bit)
     return Memory(
-        weights=states + frozen / processes if full else base_bytes(base, options),
-        adapters=0 if full else trained + frozen + heads,
+        weights=weights,
+        adapters=adapters,
         optimizer=2 * states,
-        generation=sampling + 2 * layer + outside if ppo else 0,
-        training=states + passes + 4 * layer + (has_lm + 2 * has_score) * outside,
-        loading=loaded,
+        generation=generation,
+        training=states + passes + whole_in_training,
+        loading=loading,
     )
 
 
