@@ -27,9 +27,9 @@ from torch.distributed.checkpoint.metadata import (
 
 from marlhf_lite.cli import main
 from marlhf_lite.evaluation.compare import comparison_table
-from marlhf_lite.models.chat_templates import render
 from marlhf_lite.models.shards import read_metadata, torch_reads_no_code, write_shards
 from marlhf_lite.tasks import chats
+from marlhf_lite.tasks.chat_templates import render
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import append_lines
 from marlhf_lite.utils.printable import PrintableStream, printable

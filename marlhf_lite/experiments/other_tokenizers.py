@@ -6,10 +6,10 @@ from pathlib import Path
 from marlhf_lite.config.commands import StageCommand
 from marlhf_lite.experiments.inputs import Inputs
 from marlhf_lite.models.adapters import is_full_model
-from marlhf_lite.models.chat_templates import render
 from marlhf_lite.models.door import has_tokenizer, read_config, read_tokenizer
 from marlhf_lite.models.loading import load_tokenizer
 from marlhf_lite.tasks.answers import encode_continuation
+from marlhf_lite.tasks.chat_templates import render
 from marlhf_lite.tasks.chats import ANSWER, Chat, end_of_turn, expect_chats
 from marlhf_lite.tasks.shapes import write_turns
 from marlhf_lite.tasks.splits import Task

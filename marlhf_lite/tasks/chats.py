@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from marlhf_lite.models.chat_templates import render
+from marlhf_lite.tasks.chat_templates import render
 from marlhf_lite.tasks.messages import THOUGHTS, check_roles, names_of_tool_calls, thought_of
 from marlhf_lite.tasks.templates import BadRow
 from marlhf_lite.utils.errors import InputError, one_line
