@@ -59,12 +59,15 @@ def split(cell, after) -> list:
     return cells
 
 
-def linked(page: Path) -> str:
-    """The text of a page of Markdown, without links to pages that are not in the handout."""
-    there = lambda link: not link[2] or "://" in link[2] or (page.parent / link[2]).exists()  # noqa: E731
-    return LINK.sub(
-        lambda link: link[0] if there(link) else link[1], page.read_text(encoding="utf-8")
-    )
+def linked(text: str, folder: Path) -> str:
+    """Markdown that stands in this folder of the handout, without links to files that are not in the handout."""
+
+    def with_or_without(link: re.Match) -> str:
+        place = link[2]
+        leads_somewhere = not place or "://" in place or (folder / place).exists()
+        return link[0] if leads_somewhere else link[1]
+
+    return LINK.sub(with_or_without, text)
 
 
 def main(notebooks: Path, target: Path) -> None:
@@ -85,7 +88,13 @@ def main(notebooks: Path, target: Path) -> None:
     whole.write_text(starter(whole.read_text(encoding="utf-8")), encoding="utf-8")
     for name in ("homework.md", "start.md"):
         page = target / "docs" / name
-        page.write_text(linked(page), encoding="utf-8")
+        page.write_text(linked(page.read_text(encoding="utf-8"), page.parent), encoding="utf-8")
+    for path in target.glob("notebooks/*.ipynb"):
+        notebook = nbformat.read(path, 4)
+        for cell in notebook.cells:
+            if cell.cell_type == "markdown":
+                cell.source = linked(cell.source, path.parent)
+        nbformat.write(notebook, path)
     print(f"{target}: {len(list(target.glob('notebooks/*')))} notebooks")
 
 
