@@ -345,11 +345,9 @@ def _fill(
         return scorers.score(rollout, load) | marks
 
     there = wanted.index.isin(store.rows.index)
-    stored, missing, method = (
-        store.rows.loc[wanted.index[there]],
-        wanted[~there],
-        store.settings["method"],
-    )
+    stored = store.rows.loc[wanted.index[there]]
+    missing = wanted[~there]
+    method = store.settings["method"]
     stored = stored.assign(prompt=wanted[there])  # which carries its row, unlike in the file
     by_code = scorers.columns_of_code()
     has = stored.reindex(columns=[*marks, *by_code]).astype(object)
@@ -357,11 +355,9 @@ def _fill(
     same_scorers = has[[*marks]].fillna({"reward": ""}) == pd.Series(marks, dtype=object)
     fresh = same_scorers.all(axis=1) & has[by_code].notna().all(axis=1)
     # The longest prompts first: little padding, and memory ends at the start if at all.
-    lengths = (
-        [-len(ids) for ids in encode_prompts(held_out.tokenizer, missing.tolist())]
-        if len(missing)
-        else []
-    )
+    lengths = []
+    if len(missing):
+        lengths = [-len(ids) for ids in encode_prompts(held_out.tokenizer, missing.tolist())]
     missing = missing.iloc[np.argsort(lengths, kind="stable")]
 
     def score_again(rows: pd.DataFrame) -> None:

@@ -176,24 +176,20 @@ def _responses_of(responses: pd.DataFrame | Sequence[Mapping] | str | Path) -> p
 def temperature_sweep(responses: pd.DataFrame | Sequence[Mapping], score: str = "rm_score") -> Axes:
     """Draw the mean score over sampling temperature, with intervals over prompts; 0 is greedy (paper: Figure 21)."""
     frame = to_frame(responses)
-    groups = frame.groupby(["method", "temperature"], sort=False)
-    means = pd.concat(
-        {key: score_matrix(rows, score).mean(axis=1) for key, rows in groups}, names=groups.keys
-    )
-    table, styles = (
-        means.rename("score").reset_index(),
-        method_styles(frame["method"].unique(), marker=True),
-    )
+    of_prompts = {}
+    for key, rows in frame.groupby(["method", "temperature"], sort=False):
+        of_prompts[key] = score_matrix(rows, score).mean(axis=1)
+    means = pd.concat(of_prompts, names=["method", "temperature"])
+    table = means.rename("score").reset_index()
     ax = subplots((1, 1), 0.68)[0, 0]
     band = {
         "errorbar": lambda x: bootstrap_mean(x, 2000)[1:3],
         "err_kws": {"alpha": 0.15, "linewidth": 0},
     }
-    for name, style in styles.items():  # one call per method, since seaborn has its own dashes
-        rows, look = (
-            table[table["method"] == name],
-            {"markersize": 5, "markeredgewidth": 0, **style},
-        )
+    # One call for each method, since seaborn has its own dashes.
+    for name, style in method_styles(frame["method"].unique(), marker=True).items():
+        rows = table[table["method"] == name]
+        look = {"markersize": 5, "markeredgewidth": 0, **style}
         seaborn.lineplot(
             rows, x="temperature", y="score", label=name, linewidth=1.4, ax=ax, **look, **band
         )
