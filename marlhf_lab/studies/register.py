@@ -8,6 +8,7 @@ import yaml
 
 from marlhf_lab.studies.could_be_seen import seen
 from marlhf_lab.studies.numbers_in_texts import NUMBER, fill
+from marlhf_lab.studies.other_sign import studies_with_the_other_sign
 from marlhf_lab.studies.results import stored_results
 from marlhf_lab.studies.study import load_study
 from marlhf_lite.utils.shipped import shipped
@@ -53,7 +54,11 @@ def line_of_study(study: str, predicted: str, outcome: str) -> list[str]:
     count = str(seeds) if seeds == planned else f"{seeds} of {planned}"
     if (folder / "table.md").is_file():
         link = f"[{study}](../data/results/{study}/table.md)"
-        return [link, count, predicted, fill(outcome, study), seen(study)]
+        text = fill(outcome, study)
+        others = studies_with_the_other_sign(study)
+        if others:
+            text += f" (the other sign: {', '.join(others)})"
+        return [link, count, predicted, text, seen(study)]
     link = f"[{study}](../marlhf_lab/studies/protocols/{study}.yaml)"
     return [link, count, predicted, NUMBER.sub(NOT_YET, outcome), "-"]
 

@@ -10,13 +10,15 @@ from pathlib import Path
 import yaml
 
 from marlhf_lab.studies.claims import claims
+from marlhf_lab.studies.other_sign import side_of_each_study, studies_with_the_other_sign
 from marlhf_lab.studies.register import MEASURED, ROWS
 from marlhf_lab.studies.result_tables import MARKED, TABLES, write_tables
+from marlhf_lab.studies.results import stored_results
 from marlhf_lab.studies.study import STUDIES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-INTERVAL = re.compile(r"[+−-]?\d+(?:\.\d+)? \[[^\]]+\]")
+INTERVAL = re.compile(r"[+−-]?\d+(?:\.\d+)? \[[+−-]?\d[^\]]*\]")
 WORDS = 7000
 
 
@@ -39,6 +41,36 @@ def test_every_study_is_in_the_register():
     rows = yaml.safe_load(ROWS.read_text(encoding="utf-8"))
     assert {path.stem for path in STUDIES.glob("*.yaml")} == set(rows) - set(MEASURED)
     assert all(f"[{study}](" in PAGE for study in rows)
+
+
+def test_runs_are_counted_by_code():
+    """A count outside the texts that code writes names its studies, and is the number of their stored runs."""
+    for page in (PAGE, (ROOT / "README.md").read_text(encoding="utf-8")):
+        prose = MARKED.sub("", page)
+        for counted in re.finditer(r"\b(\d[\d,]*) (?:stored )?runs\b([^.;)]*)", prose):
+            studies = re.findall(r"`(\w+)`", counted[2])
+            runs = [run for study in studies for run in stored_results(study) if run["curve"]]
+            assert int(counted[1].replace(",", "")) == len(runs), counted[0]
+
+
+def test_a_claim_stands_beside_the_study_with_the_other_sign():
+    """Wherever a page names a study in prose, its section names those that found the opposite."""
+    opposed = {
+        study: studies_with_the_other_sign(study)
+        for sides in side_of_each_study().values()
+        for study in sides
+    }
+    assert opposed["sentiment_settle"] == ["sentiment_near"]  # signs are read
+    for page in (PAGE, (ROOT / "README.md").read_text(encoding="utf-8")):
+        sections = re.split(r"^## ", page, flags=re.M)
+        for section in sections:
+            claims = [
+                paragraph for paragraph in section.split("\n\n") if paragraph.startswith("**Claim")
+            ]
+            for claim in claims:
+                for study in re.findall(r"`(\w+)`", claim):
+                    others = opposed.get(study, [])
+                    assert not others or any(f"`{name}`" in section for name in others), study
 
 
 def test_an_empty_table_does_not_swallow_the_next_one():
