@@ -185,6 +185,11 @@ def test_an_adapter_that_edits_the_shared_base_is_refused(
         fails(lambda load=load, own=own: load(own, folder), "changes weights of the base")
 
 
+def test_the_roles_are_built_without_a_warning_about_peft(base, sft, rm, recwarn):
+    build_models(base, sft, rm)
+    assert not [str(x.message) for x in recwarn if "is_gradient_checkpointing" in str(x.message)]
+
+
 def edited(folder, **values):
     """Change values of an adapter's config."""
     file = folder / "adapter_config.json"

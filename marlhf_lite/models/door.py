@@ -8,6 +8,7 @@ door none of it happens: what is read is what was meant, or an `InputError` says
 
 import json
 import re
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -267,7 +268,11 @@ def with_adapter(
     before = _samples(shared.values())
     reason = ""
     try:
-        made = peft.get_peft_model(model, config)
+        with warnings.catch_warnings():
+            # peft asks transformers by an old name, and warns that the base is not where it was.
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+            warnings.filterwarnings("ignore", ".*base_model_name_or_path. was renamed")
+            made = peft.get_peft_model(model, config)
     except (ValueError, KeyError, AttributeError, TypeError, AssertionError) as error:
         if folder is None:
             raise
