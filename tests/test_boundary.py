@@ -57,7 +57,7 @@ def test_the_method_is_read_without_what_stands_around_it():
     assert {name.removeprefix("marlhf_lite.") for name in ours} <= {"marlhf_lite"} | parents(read)
     outside = ("parsing", "evaluation", "experiments", "plotting", "extras", "tasks.loading")
     assert not [name for name in read if name.startswith(outside)]
-    assert sum(read.values()) <= 38_000, sorted(read.items(), key=lambda item: -item[1])
+    assert sum(read.values()) <= 42_000, sorted(read.items(), key=lambda item: -item[1])
 
 
 def test_macro_actions_need_torch_alone():
