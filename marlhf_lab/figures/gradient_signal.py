@@ -26,6 +26,7 @@ KNOWN = {
     "value_noise": "noise of the values",
     "score_explained_variance": "explained variance of the score",
 }
+METHODS = {"PPO lam^(1/5)": "PPO-0.99", "PPO lam=1": "PPO, λ = 1"}  # names on the page
 FIGURE = Path("figures") / "gradient_signal" / "signal_to_noise.png"
 
 
@@ -47,7 +48,8 @@ def ratio_table(record: Mapping) -> str:
         ratios = [interval(row["over_PPO"][name], ".2f") if base > 0 else "-" for name in names]
         mark = "**" * (critic == record["primary"])
         lines.append([f"{mark}{words}{mark}", number(base), *ratios])
-    return markdown(["critic", "PPO", *(f"{name} / PPO" for name in names)], lines)
+    heads = [f"{METHODS.get(name, name)} / PPO" for name in names]
+    return markdown(["critic", "PPO", *heads], lines)
 
 
 def critic_table(record: Mapping) -> str:
@@ -63,7 +65,7 @@ def critic_table(record: Mapping) -> str:
 @plots.plt.rc_context(plots.STYLE)
 def signal_figure(record: Mapping, reasons: Mapping) -> np.ndarray:
     """Draw signal-to-noise by critic and estimator, and how values move with the score; returns the [2] Axes."""
-    axes = plots.subplots((2, 1), 1.05)[:, 0]
+    axes = plots.subplots((2, 1), 1.15)[:, 0]
     names = list(record["found"][record["primary"]]["signal_to_noise"])
     looks = plots.method_styles(names, marker=True)
     for line, critic in enumerate(CRITICS):
@@ -71,18 +73,23 @@ def signal_figure(record: Mapping, reasons: Mapping) -> np.ndarray:
             place, look = line + 0.2 * (rank - (len(names) - 1) / 2), looks[name]
             drawn = drawn_signals(record["cells"]["projections"][critic][name], resamples=2000)
             low, high = np.percentile(drawn, [2.5, 97.5])
-            axes[0].plot([low, high], [place, place], color=look["color"], linewidth=1.2)
+            axes[0].plot([low, high], [place, place], color=look["color"], linewidth=2)
             style = {
                 "color": look["color"],
                 "marker": look["marker"],
-                "markersize": 4,
+                "markersize": 6,
                 "linestyle": "none",
             }
-            label = name if line == 0 else None
+            label = METHODS.get(name, name) if line == 0 else None
             axes[0].plot(
                 record["found"][critic]["signal_to_noise"][name], place, label=label, **style
             )
-    axes[0].axvline(0, color="0.6", linewidth=0.8, zorder=0)
+    axes[0].axvline(0, color="0.2", linewidth=1.2, zorder=0)
+    primary = list(CRITICS).index(record["primary"])
+    axes[0].axhspan(primary - 0.5, primary + 0.5, color="0.92", zorder=-1)
+    axes[0].text(
+        0.01, primary, "primary:\nMA-PPO\nis last", transform=axes[0].get_yaxis_transform()
+    ).set(verticalalignment="center", fontsize="small")
     axes[0].set_yticks(range(len(CRITICS)), CRITICS.values())
     axes[0].set(
         ylim=(len(CRITICS) - 0.5, -0.5), ylabel="critic", xlabel="signal over noise of one batch"
@@ -90,17 +97,17 @@ def signal_figure(record: Mapping, reasons: Mapping) -> np.ndarray:
     for (critic, values), dashes in zip(
         reasons["cells"]["correlations"].items(), ("-", "--", ":"), strict=True
     ):
-        axes[1].plot(values, linestyle=dashes, color="black", linewidth=1.2, label=CRITICS[critic])
-    axes[1].axhline(0, color="0.6", linewidth=0.8, zorder=0)
-    axes[1].legend(fontsize="small", loc="upper right")
+        (line,) = axes[1].plot(values, linestyle=dashes, color="black", linewidth=1.5)
+        line.set_label(CRITICS[critic])
+    axes[1].axhline(0, color="0.2", linewidth=1.2, zorder=0)
+    axes[1].legend(fontsize="small", loc="lower right")
     axes[1].set(
+        ylim=(-0.3, 0.32),
         xlabel="token of the answer (the first 12 words are paid)",
         ylabel="correlation of V with the score",
     )
     axes[0].grid(axis="x", alpha=0.3, linewidth=0.5)
-    axes[1].figure.legend(
-        *axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize="small"
-    )
+    axes[1].figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     text = (
         "Above: projections of the gradients of 64 batches of 16 answers on the gradient of the other half's 512 "
         "answers, mean over standard deviation; bars: 95 % intervals of a bootstrap over batches. With a constant "

@@ -84,6 +84,30 @@ def _places(numbers: Sequence, at: Sequence[float] | None) -> Sequence:
 
 
 @plt.rc_context(plots.STYLE)
+def signed_bars(series: Series, x: str, y: str, linear: float) -> Axes:
+    """Draw named series as bars from 0, side by side at 1, 2, …, each with its number, so that every sign can be seen.
+
+    Beyond ±`linear` the y axis is logarithmic, because a large number would hide the sign of a small one.
+    """
+    ax = plots.subplots((1, 1), 0.5)[0, 0]
+    width = 0.8 / len(series)
+    for rank, (name, numbers) in enumerate(series.items()):
+        places = np.arange(1, len(numbers) + 1) + width * (rank - (len(series) - 1) / 2)
+        colour = _styles(list(series))[name]["color"]
+        bars = ax.bar(places, numbers, 0.9 * width, color=colour, label=name)
+        rounded = np.round(numbers, 3) + 0.0  # a negative zero becomes 0
+        words = [f"{number:+.3f}".replace("-", "−") for number in rounded]
+        ax.bar_label(bars, words, padding=2, fontsize="small")
+    ax.axhline(0, color="0.2", linewidth=1.2)
+    ax.set_yscale("symlog", linthresh=linear)
+    ax.margins(y=0.2)
+    ax.set(xlabel=x, ylabel=y, xticks=range(1, max(map(len, series.values())) + 1), yticks=[0])
+    ax.tick_params(axis="y", which="minor", left=False)
+    plots.legend(ax)
+    return ax
+
+
+@plt.rc_context(plots.STYLE)
 def reward_panels(curves: plots.Runs, goal: float, y: str, smooth: int = 5) -> np.ndarray:
     """Draw the rewards of each method in a separate panel, beside the goal, a grey line; return the Axes."""
     axes = plots.subplots((1, len(curves)), 0.45, sharey=True)[0]

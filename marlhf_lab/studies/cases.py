@@ -9,7 +9,7 @@ from marlhf_lab.studies.paper import say, table
 from marlhf_lab.studies.results import stored_results, study_table
 from marlhf_lab.studies.study import load_study
 
-NO, YES = "cannot predict", "predicts"  # what a critic does about the score
+NO, YES = "uninformed", "informed"  # what a critic knows about the score
 ONE_WORD = (  # tokens between the word and the score, critic, study, PPO, MA-PPO
     ("8 tokens before the score", NO, "umbrella", "L8 first E0", "L8 first E4"),
     ("32 tokens", NO, "umbrella", "L32 first E0", "L32 first E4"),

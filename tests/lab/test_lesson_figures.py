@@ -47,6 +47,18 @@ def test_lines_have_their_numbers_places_and_method():
     assert drawn(lines.line_figure({"x": [5, 6]}, "t", "v")) == {"x": [[1, 5], [2, 6]]}
 
 
+def test_bars_show_the_sign_of_numbers_that_are_far_apart():
+    ax = lines.signed_bars(
+        {"truth": [0.1, -0.005], "estimate": [0.0, -1e-6]}, "turn", "push", 0.001
+    )
+    truth, estimate = ax.containers
+    assert [bar.get_height() for bar in (*truth, *estimate)] == [0.1, -0.005, 0.0, -1e-6]
+    first, second = (bar.get_window_extent().height for bar in truth)
+    assert 0.2 < second / first < 1, "on a linear axis it would be a twentieth"
+    assert {text.get_text() for text in ax.texts} == {"+0.100", "−0.005", "+0.000"}
+    assert truth[1].get_x() + truth[1].get_width() < estimate[1].get_x(), "side by side"
+
+
 def test_rules_as_a_table_and_as_a_map():
     whole = MacroActions.from_lengths([[5], [2]])
     cuts = {"one": whole, "n = 2": FixedNGram(2)(whole.token_mask)}
