@@ -5,9 +5,10 @@ Heavy imports wait until the options and all named files are checked, so that `-
 
 import io
 import os
+import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,10 @@ from marlhf_lite import __version__
 from marlhf_lite.config import commands
 from marlhf_lite.config.commands import COMMANDS, added_commands
 from marlhf_lite.config.parser import (
-    given,
+    as_words,
     list_presets,
+    names_of_code,
+    options_that_are_given,
     parse_and_name_presets,
     preset_file,
     read_presets,
@@ -30,8 +33,14 @@ from marlhf_lite.utils.errors import InputError, disk_fault, one_line
 from marlhf_lite.utils.interrupts import sigterm_as_ctrl_c
 from marlhf_lite.utils.libraries import check_versions
 from marlhf_lite.utils.printable import PrintableStream, open_streams, printable
-from marlhf_lite.utils.run_folder import RunLock, check_output_dir, is_run, split_paths
-from marlhf_lite.utils.threads import choose_threads
+from marlhf_lite.utils.run_folder import (
+    RunLock,
+    check_output_dir,
+    is_run,
+    split_paths,
+    vanished_run_named,
+)
+from marlhf_lite.utils.surroundings import check_encoding, prepare_surroundings
 
 PRESETS = "Named settings, such as gemma-2b/tldr: all of them, or the text of those that you name."
 TEXTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
@@ -40,13 +49,18 @@ TEXTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="u
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Exit codes: 0 done, 2 bad input (one line on stderr per problem), 130 interrupted."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    if sys.stdout is None:  # as by >&- in a shell
+        fix = "give it a file, as by > /dev/null"
+        print(f"marlhf: error: the standard output is closed: {fix}", file=sys.stderr)
+        return 2
     open_streams()
     with sigterm_as_ctrl_c(), redirect_stdout(PrintableStream(sys.stdout)):
-        return _write_out(_run(argv))
+        code = _run_and_report(argv)
+        return _exit_code_after_flush(code)
 
 
-def _write_out(code: int) -> int:
-    """Flush standard output, which may be a file on a full disk; return the exit code."""
+def _exit_code_after_flush(code: int) -> int:
+    """Flush standard output, which may be a file on a full disk; return the exit code, 2 if that fails."""
     try:
         print(end="", flush=True)
     except OSError as error:
@@ -58,25 +72,27 @@ def _write_out(code: int) -> int:
     return code
 
 
-def _run(argv: Sequence[str]) -> int:
+def _run_and_report(argv: Sequence[str]) -> int:
+    """Do what the words ask for; return the exit code.
+
+    Known faults become lines on standard error; any other error keeps its traceback.
+    """
     try:
         dispatch(argv)
     except KeyboardInterrupt as stop:
-        print(f"\nmarlhf: interrupted{_advice(stop)}", file=sys.stderr)
+        print(f"\nmarlhf: interrupted{_notes_of(stop)}", file=sys.stderr)
         return 130
     except Exception as error:
         fault = str(error) if isinstance(error, InputError) else disk_fault(error)
         if not fault:
             raise
-        lines = [
-            f"marlhf: error: {line}" for line in printable(fault + _advice(error)).splitlines()
-        ]
-        print("\n".join(lines), file=sys.stderr)
+        for line in printable(fault + _notes_of(error)).splitlines():
+            print(f"marlhf: error: {line}", file=sys.stderr)
         return 2
     return 0
 
 
-def _advice(error: BaseException) -> str:
+def _notes_of(error: BaseException) -> str:
     """Return what `run_command` has noted on an error: how to resume."""
     return "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
 
@@ -85,14 +101,7 @@ def dispatch(argv: Sequence[str]) -> None:
     """Do what the words ask for. Raises `InputError`, of several problems with one line per problem."""
     kinds = COMMANDS | added_commands()
     if not argv or argv[0] in ("-h", "--help"):
-        about = {name: kind.__doc__.partition("\n")[0] for name, kind in kinds.items()} | {
-            "presets": PRESETS
-        }
-        print(
-            TEXTS["usage"].format(
-                commands="\n".join(f"  {name:<10} {text}" for name, text in about.items())
-            )
-        )
+        print(_usage(kinds))
     elif argv[0] == "--version":
         print(f"marlhf-lite {__version__}")
     elif argv[0] == "presets":
@@ -105,45 +114,58 @@ def dispatch(argv: Sequence[str]) -> None:
         )
 
 
+def _usage(kinds: Mapping[str, type]) -> str:
+    """Return the text of `marlhf --help`: each command with the first line of its docstring."""
+    lines = []
+    for name, kind in kinds.items():
+        first_line = kind.__doc__.partition("\n")[0]
+        lines.append(f"  {name:<10} {first_line}")
+    lines.append(f"  {'presets':<10} {PRESETS}")
+    return TEXTS["usage"].format(commands="\n".join(lines))
+
+
 def run_command(name: str, kind: type[commands.Checked], words: Sequence[str]) -> None:
     """Read the options, then do the work. An error that stops a run gets a note that tells how to resume."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # before torch is imported, which reads it once
-    os.environ.setdefault("OMP_NUM_THREADS", str(choose_threads()))
+    check_encoding(words)
+    prepare_surroundings()
     if kind is commands.DataCommand and words and not words[0].startswith("-"):
         words = ["--dataset", *words]
     options, presets = parse_and_name_presets(name, words, kind)
     check_versions("marlhf-lite")
-    is_stage = issubclass(kind, commands.StageCommand)
-    if is_stage and not options.output_dir:
-        options = replace(
-            options, output_dir=str(Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
-        )
+    leaves_a_run = issubclass(kind, commands.StageCommand)
+    if leaves_a_run and not options.output_dir:
+        folder = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        options = replace(options, output_dir=str(folder))
     try:
         if kind is commands.DemoCommand:
             run_demo(options, presets, words)
-        elif is_stage:
+        elif leaves_a_run:
             run_stages(options, presets)
         elif name in OTHERS:
             OTHERS[name](options)
         else:
             options.run()
     except (Exception, KeyboardInterrupt) as error:
-        if not isinstance(error, InputError) and (note := _how_to_resume(name, options)):
-            error.add_note(note)
+        how_to_resume = _how_to_resume(name, options)
+        if how_to_resume and not isinstance(error, InputError):
+            error.add_note(how_to_resume)
         raise
 
 
 def _how_to_resume(name: str, options: commands.Checked) -> str:
-    # it leaves no run, and needs no option to resume
+    """Return how an interrupted command goes on; empty if nothing of it is kept."""
+    # these leave no run, and need no option to resume
     if name == "judge" or getattr(options, "resumes", False):
         return "what is done so far is kept: the same command continues"
     folder = Path(getattr(options, "output_dir", ""))
     if not (isinstance(options, commands.StageCommand) and is_run(folder)):
         return ""
-    return (
-        f"what was recorded so far in {folder} is whole: marlhf {name} --resume {folder} continues"
-    )
+    words = f"marlhf {name} --resume {shlex.quote(str(folder))}"
+    # a run does not pass them on: `config.parser.check_code_is_named_anew`
+    code = names_of_code(vars(options))
+    if code:
+        words += f" {as_words(code)}"
+    return f"what was recorded so far in {folder} is whole: {words} continues"
 
 
 def print_presets(names: Sequence[str]) -> None:
@@ -152,11 +174,10 @@ def print_presets(names: Sequence[str]) -> None:
         names = []
         print(f"{PRESETS}\n\nexample: marlhf presets gemma-2b/tldr\n")
     files = [preset_file(name, f"marlhf presets {name}") for name in names]
-    print(
-        "\n".join(file.read_text(encoding="utf-8").rstrip("\n") for file in files)
-        if files
-        else list_presets()
-    )
+    if not files:
+        print(list_presets())
+    for file in files:
+        print(file.read_text(encoding="utf-8").rstrip("\n"))
 
 
 # The work
@@ -165,13 +186,14 @@ def print_presets(names: Sequence[str]) -> None:
 def run_stages(options: commands.StageCommand, presets: Sequence[str]) -> None:
     """Check what the options name, open the run, print where it is, and train or evaluate."""
     with RunLock() as lock:
-        opened = _open(options, presets, lock)
+        opened = _open_and_announce(options, presets, lock)
         from marlhf_lite.experiments import pipeline
 
-        pipeline.run_command(opened)
+        with vanished_run_named(opened.path):
+            pipeline.run_command(opened)
 
 
-def _open(options: commands.StageCommand, presets: Sequence[str], lock):
+def _open_and_announce(options: commands.StageCommand, presets: Sequence[str], lock):
     """Check what the options name, open the run and print where it is; return its context."""
     inputs = find_inputs(options)
     from marlhf_lite.experiments import context
@@ -189,7 +211,7 @@ def run_demo(options: commands.DemoCommand, presets: Sequence[str], words: Seque
     A resumed run has a first act if that folder is there. With ACT=1 in the environment the demo stops after it, and
     `--resume` starts the second act.
     """
-    named = given("demo", words, commands.DemoCommand)
+    named = options_that_are_given("demo", words, commands.DemoCommand)
     is_own = {"dataset", "model", "part", "environment", "reward", "sft", "rm"} & named.keys()
     has_first = (Path(options.resume) / "umbrella").is_dir() if options.resume else not is_own
     if not has_first:
@@ -205,7 +227,7 @@ def run_demo(options: commands.DemoCommand, presets: Sequence[str], words: Seque
         )
     with RunLock() as lock:
         with redirect_stdout(io.StringIO()) as start:  # printed when the second act begins
-            opened = _open(options, presets, lock)
+            opened = _open_and_announce(options, presets, lock)
         from marlhf_lite.experiments import pipeline
         from marlhf_lite.experiments.context import print_main
 
@@ -218,7 +240,8 @@ def run_demo(options: commands.DemoCommand, presets: Sequence[str], words: Seque
         if os.environ.get("ACT") == "1":
             return
         print_main(f"\n{TEXTS['second act']}\n{start.getvalue()}")
-        pipeline.run_command(opened)
+        with vanished_run_named(opened.path):
+            pipeline.run_command(opened)
         print_main(TEXTS["after second"].format(folder=opened.path))
 
 
@@ -286,6 +309,8 @@ def _data(options: commands.DataCommand) -> None:
 
 def _generate(options: commands.GenerateCommand) -> None:
     policy = resolve_adapter_dir("policy", options.policy)
+    if not options.prompt and sys.stdin is None:
+        raise InputError("--prompt: not given, and the standard input is closed: give it")
     try:
         prompt = options.prompt or sys.stdin.read()
         prompt.encode()  # Python may read bytes of other encodings as halves of surrogate pairs

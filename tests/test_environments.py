@@ -681,7 +681,11 @@ def test_two_processes_end_together_and_go_on(guessed):
     )
     assert "--resume continues from here" in done.stderr
     (guessed / "mended").touch()
-    launch(2, *f"-m marlhf_lite ppo --resume {guessed}/two".split(), cwd=guessed)
+    launch(
+        2,
+        *f"-m marlhf_lite ppo --resume {guessed}/two --environment mine:Game".split(),
+        cwd=guessed,
+    )
     rows = [
         json.loads(line)
         for line in (guessed / "two" / "ppo" / "metrics.jsonl").read_text().splitlines()

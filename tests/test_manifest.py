@@ -1,5 +1,6 @@
 """What a run is made from: every stage meets every change, and what is saved meets flipped bits."""
 
+import importlib
 import json
 import random
 import shutil
@@ -14,6 +15,7 @@ from conftest import fails, nudge
 from safetensors.torch import load_file, save_file
 
 from marlhf_lite.cli import main
+from marlhf_lite.experiments.manifest import check_contents, code_contents
 from marlhf_lite.models.loading import load_base, load_policy
 from marlhf_lite.utils import seals
 from marlhf_lite.utils.contents import code_hash, model_hash, tokenizer_hash
@@ -153,7 +155,12 @@ COMMANDS = {
     "sft --resume s": EVERY,
     "rm --resume rs": {*EVERY, "SFT model"},
     "ppo --resume p --updates 2": {*EVERY, "SFT model", "reward model"},
-    "ppo --resume q --updates 2": {*EVERY, "SFT model", "reward function", "helper"},
+    "ppo --resume q --reward my_reward:score --updates 2": {
+        *EVERY,
+        "SFT model",
+        "reward function",
+        "helper",
+    },
     "generate --policy p --prompt Hi": {"base model", "tokenizer", "chat template"},
     "export --policy p --output_dir new": {"base model", "tokenizer", "chat template"},
 }
@@ -217,6 +224,61 @@ def test_what_is_restored_goes_on_and_what_is_accepted_is_recorded(here, tmp_pat
     )
     capsys.readouterr()
     assert command(f"generate --policy p --prompt Hi {LENGTH}") == 0
+
+
+def test_a_copied_run_is_resumed_with_its_models_and_data_where_they_are_now(
+    here, tmp_path, monkeypatch, capsys
+):
+    """The hashes tell that they are the same; other ones are refused."""
+    shutil.copytree(here / "p", tmp_path / "p")
+    monkeypatch.chdir(tmp_path)
+    assert command("ppo --resume p --updates 2") == 2
+    capsys.readouterr()
+    data = f"--model {here}/base --dataset {here}/pairs.jsonl --chat_template {here}/template.jinja"
+    words = f"ppo --resume p --updates 2 {data} --sft {here}/s --rm {here}/rs"
+    assert command(words.replace(f"{here}/rs", f"{here}/rother_s")) == 2
+    assert "reward model" in capsys.readouterr().err.splitlines()[-1]
+    assert command(words) == 0
+    assert RunFolder.open("p").config["sft"] == f"{here}/s"
+
+
+def test_an_evaluation_writes_into_no_run_that_trained(here, tmp_path, capsys):
+    """It would replace the samples, in which a later --resume cuts. Its own folder is opened again."""
+    for name in "pq":
+        shutil.copytree(here / name, tmp_path / name)
+    manifest = tmp_path / "q" / "manifest.json"  # as version 1.0 wrote it
+    old = {k: v for k, v in json.loads(manifest.read_text()).items() if k != "command"}
+    manifest.write_text(json.dumps(old))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for folder in ("p", "p/ppo", "q", "q/ppo"):
+        place = tmp_path / folder
+        assert command(f"evaluate --sft s --eval_prompts 2 {LENGTH} --output_dir {place}") == 2
+        assert "a run that trained" in capsys.readouterr().err.splitlines()[-1]
+    said = "a run of marlhf ppo: give marlhf ppo --resume"
+    assert command(f"evaluate --resume {tmp_path / 'p'}") == 2 and said in capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for _ in range(2):
+        assert not command(f"evaluate --sft s --eval_prompts 2 {LENGTH} --output_dir {tmp_path}/e")
+
+
+def test_every_name_of_code_in_a_value_has_its_hash(here, tmp_path, monkeypatch):
+    """The first of several objectives as well as the last."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("first", "last"):
+        (tmp_path / f"{name}.py").write_text(f"class Own:\n    name = {name!r}\n")
+        importlib.import_module(name)
+    names = "first:Own, vapo=0.05,last:Own"
+    found = code_contents("objective", names)
+    assert list(found) == ["objective first:Own", "objective last:Own"]
+    assert [entry["place"] for entry in found.values()] == ["first:Own", "last:Own"]
+    assert code_contents("objective", "last:Own") == {"objective": found["objective last:Own"]}
+    run = RunFolder.create("run", {}, {"contents": found})
+    for name in ("first", "last"):
+        with changed(tmp_path / f"{name}.py", other_text):
+            now = code_contents("objective", names)
+            said = f"objective {name}:Own has other content than when run was made"
+            fails(lambda: check_contents(run, now, accept=False), said)  # noqa: B023
 
 
 def test_stored_answers_are_those_of_what_they_came_from(here, tmp_path, capsys):

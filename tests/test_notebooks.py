@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+import importlib
 import json
 import os
 import re
@@ -204,14 +205,15 @@ def test_the_first_cell_installs_in_colab_and_only_from_an_address(tmp_path):
         assert (done.stdout, done.stderr) == (shown, "")
 
 
-def test_a_package_that_was_imported_before_its_replacement_asks_for_a_new_kernel(monkeypatch):
+@pytest.mark.parametrize("name", notebook.REPLACED)
+def test_a_package_that_was_imported_before_its_replacement_asks_for_a_new_kernel(
+    name, monkeypatch
+):
     notebook.check_restart()
-    import pyarrow
-
-    monkeypatch.setattr(pyarrow, "__version__", "18.1.0")
-    with pytest.raises(
-        InputError, match=r"pyarrow 18\.1\.0 was imported before .* restart the kernel"
-    ):
+    module = importlib.import_module(name)
+    notebook.check_restart()
+    monkeypatch.setattr(module, "__version__", "0.1")
+    with pytest.raises(InputError, match=rf"{name} 0\.1 was imported before .* restart the kernel"):
         notebook.check_restart()
 
 

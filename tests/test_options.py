@@ -1,17 +1,28 @@
 """Options: who wins of flags, files, presets and earlier runs; bounds, help, and one typed object a command."""
 
 import re
+import shutil
+import sys
 import typing
 from dataclasses import asdict, fields
+from pathlib import Path
 
 import pytest
 import yaml
 from conftest import fails
 
+from marlhf_lite.cli import main
 from marlhf_lite.config.checked import BOUNDS
 from marlhf_lite.config.commands import COMMANDS, OPTIONS, OWN, groups, option_names
 from marlhf_lite.config.options import DataConfig, MacroConfig, PPOConfig
-from marlhf_lite.config.parser import COMMON, parse, parse_and_name_presets, presets, read_presets
+from marlhf_lite.config.parser import (
+    CODE_OPTIONS,
+    COMMON,
+    parse,
+    parse_and_name_presets,
+    presets,
+    read_presets,
+)
 from marlhf_lite.experiments.named_rules import make_rule
 from marlhf_lite.macro import FixedNGram, RandomizedNGram, Whole
 from marlhf_lite.utils.run_folder import RunFolder
@@ -260,12 +271,95 @@ def test_an_option_that_an_older_run_has_not_stored_had_its_default(runs):
 
 def test_a_run_that_goes_on_may_take_another_sampler_and_less_memory(runs):
     run = runs("a", sampler="mine:Own", micro_batch_size=8, generation_batch_size=0)
-    assert read("--resume", run, command="ppo").sampler == "mine:Own"
+    assert read("--resume", run, "--sampler", "mine:Own", command="ppo").sampler == "mine:Own"
     assert read("--resume", run, "--sampler", "generate", command="ppo").sampler == "generate"
-    less = read(
-        "--resume", run, "--generation_batch_size", "2", "--micro_batch_size", "4", command="ppo"
-    )
+    words = "--sampler generate --generation_batch_size 2 --micro_batch_size 4".split()
+    less = read("--resume", run, *words, command="ppo")
     assert (less.generation_batch_size, less.micro_batch_size) == (2, 4)
+
+
+# Names of code: a run may be somebody else's
+
+
+CODE = {
+    "reward": "gift.extra:score",
+    "environment": "gift.extra:Env",
+    "objective": "sae,gift.extra:Losses",
+    "termination": "gift.extra:Rule",
+    "sampler": "gift.extra:Own",
+}
+
+
+@pytest.fixture
+def gift(runs, tmp_path, monkeypatch):
+    """A function that makes a run whose record names code; the code is there, and leaves a mark when it is imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def make(**named):
+        folder = f"gift{len(list(tmp_path.iterdir()))}"
+        run = Path(runs(folder, model="tiny-gemma", **named))
+        (run / "extra.py").write_text("from pathlib import Path\nPath('was_run').touch()\n")
+        return str(run)
+
+    yield make
+    assert not (tmp_path / "was_run").exists()
+
+
+DOORS = [  # how a run of another's comes into a command, and the options that the command would take from it
+    ("ppo --resume GIFT", [*CODE]),
+    ("run --resume GIFT", [*CODE]),
+    ("ppo --config GIFT/config.yaml", [*CODE]),
+    ("ppo --config copy.yaml", [*CODE]),
+    ("evaluate --config copy.yaml", ["reward", "environment", "sampler"]),
+    ("ppo --sft GIFT", ["environment"]),
+    ("ppo --rm GIFT", ["environment"]),
+    ("ppo --dataset own.jsonl --sft GIFT", ["environment"]),
+    ("evaluate --policies x=GIFT", ["environment"]),
+    ("evaluate --sft GIFT", ["environment"]),
+    ("generate --policy GIFT --prompt x", ["environment"]),
+]
+
+
+@pytest.mark.parametrize(("words", "taken"), DOORS)
+def test_what_a_run_used_of_code_is_never_imported_unasked(gift, words, taken, capsys):
+    """One line names it, and the words that it gives are enough to go on. Other options are still inherited."""
+    for name, value in CODE.items():
+        run = gift(**{name: value})
+        shutil.copy(Path(run) / "config.yaml", "copy.yaml")
+        argv = words.replace("GIFT", run).split()
+        if name not in taken:
+            read(*argv[1:], command=argv[0])
+            continue
+        assert main(argv) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.endswith(f"the run used --{name} {value}: give it")
+        assert getattr(read(*argv[1:], f"--{name}", value, command=argv[0]), name) == value
+
+
+def test_several_names_of_code_are_one_line_that_a_shell_reads(gift):
+    run = gift(reward="my gift:score", sampler=CODE["sampler"])
+    said = "the run used --reward 'my gift:score' --sampler gift.extra:Own: give them"
+    fails(lambda: read("--resume", run, command="ppo"), said)
+
+
+def test_code_that_is_the_library_s_own_or_in_the_user_s_file_needs_no_second_word(gift, config):
+    game = read_presets("embedded/tiny-guess", "test")["environment"]
+    run = gift(environment=game)
+    assert read("--resume", run, command="ppo").environment == game
+    assert read("--policy", run, command="generate").environment == game
+    mine = config("reward: mine:score\n")
+    assert read("--config", mine, command="ppo").reward == "mine:score"
+    other = gift(reward="mine:score")
+    assert read("--config", mine, "--resume", other, command="ppo").reward == "mine:score"
+    no_preset = gift(environment="marlhf_lite.cli:main")
+    fails(lambda: read("--resume", no_preset, command="ppo"), "marlhf_lite.cli:main: give it")
+
+
+def test_every_option_that_names_code_is_known():
+    """Its help offers package.module:name."""
+    offer = {name for name, (_, f) in OWNER.items() if "package.module" in f.metadata["help"]}
+    assert offer == set(CODE_OPTIONS) == set(CODE)
 
 
 # Bounds and types

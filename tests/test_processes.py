@@ -517,7 +517,8 @@ def test_group_methods_train_weights_that_processes_share(whole, tmp_path, monke
     for method in ("rloo", "grpo"):
         commands += ["GIVEN=1", method, *words, method, "+"]
         commands += ["GIVEN=1", "STOP_AT=2", method, *words, f"{method}-stopped", "+"]
-        commands += ["GIVEN=1", method, "--resume", f"{method}-stopped", "+"]
+        resumed = ["--resume", f"{method}-stopped", "--reward", "by_length:ninth"]
+        commands += ["GIVEN=1", method, *resumed, "+"]
     launch(2, HERE / "sharded_command.py", *commands[:-1], cwd=tmp_path, timeout=600)
     start = load_file(sft / "model.safetensors")
     for method, trainer in {"rloo": RLOOTrainer, "grpo": GRPOTrainer}.items():
@@ -641,7 +642,8 @@ def test_an_environment_answers_processes_that_share_the_weights(whole, tmp_path
     assert "--environment mine:Game: turn 2 of" in done.stderr and "out of cards" in done.stderr
     assert "--resume continues from here" in done.stderr
     (tmp_path / "mended").touch()
-    launch(2, script, "ppo", "--resume", "run", cwd=tmp_path, timeout=300)
+    resumed = ("ppo", "--resume", "run", "--environment", "mine:Game")
+    launch(2, script, *resumed, cwd=tmp_path, timeout=300)
     run = RunFolder.open(tmp_path / "run" / "ppo")
     assert [(row["update"], row["turns"]) for row in run.metrics()] == [
         (1, 2.0),
@@ -731,7 +733,7 @@ def test_a_signal_to_one_process_stops_all_behind_the_same_update(tiny, sft, tmp
         "run",
     ]
     done = launch(2, "-m", "marlhf_lite", *words, cwd=tmp_path, timeout=120, succeeds=False)
-    assert done.stderr.count("marlhf ppo --resume run continues") == 2
+    assert done.stderr.count("marlhf ppo --resume run --reward odd:stops continues") == 2
     assert [path.name for path in (tmp_path / "run" / "ppo" / "checkpoints").iterdir()] == [
         "update-000002.pt"
     ]
@@ -781,7 +783,8 @@ def test_a_run_on_two_processes_learns(launched):
 
 def test_it_goes_on_with_as_many_processes_and_no_other(launched):
     before = (launched / "run" / "ppo" / "metrics.jsonl").read_bytes()
-    more = ["-m", "marlhf_lite", "ppo", "--resume", launched / "run", "--updates", "14"]
+    more = ["-m", "marlhf_lite", "ppo", "--resume", launched / "run", "--reward", "letters:early"]
+    more += ["--updates", "14"]
     alone = subprocess.run(
         [sys.executable, *map(str, more)], capture_output=True, text=True, cwd=launched
     )

@@ -121,6 +121,8 @@ SMALL = (
     "--sft_epochs 0.5 --sft_batch_size 4 --rm_epochs 0.2 --rm_batch_size 8 --lora_r 4 --updates 3 --batch_size 4 "
     "--micro_batch_size 4 --eval_prompts 4 --max_response_length 16 --checkpoint_every 1 --reward my_reward:score"
 ).split()
+# a run does not pass on what it used of code
+OWN_CODE = ("--reward", "my_reward:score")
 REWARD = """
 from pathlib import Path
 
@@ -205,7 +207,7 @@ def test_a_run_that_gets_sigterm_or_ctrl_c_ends_behind_the_step_and_goes_on(
     whole, path = here / "whole", here / "stopped"
     logs = [json.loads((whole / stage / "log.json").read_text()) for stage in ("sft", "rm")]
     assert min(map(len, logs)) > 1
-    again = ["run", "--resume", "stopped"]
+    again = ["run", "--resume", "stopped", *OWN_CODE]
     stops = [
         (signal.SIGTERM, [*words, "stopped"], 1, "sft/checkpoint-1"),
         # the rest of SFT, and one step of the reward model
@@ -215,7 +217,9 @@ def test_a_run_that_gets_sigterm_or_ctrl_c_ends_behind_the_step_and_goes_on(
     for number, command, step, checkpoint in stops:
         assert stopped(monkeypatch, number, command, step) == 130
         assert (path / checkpoint).exists()
-        assert capfd.readouterr().err.endswith("marlhf run --resume stopped continues\n")
+        assert capfd.readouterr().err.endswith(
+            "marlhf run --resume stopped --reward my_reward:score continues\n"
+        )
     assert (path / "ma-ppo" / "policy" / "adapter_model.safetensors").is_file() and lines(
         path / "ma-ppo"
     ) == 1
@@ -254,7 +258,7 @@ def test_a_broken_run_is_resumed_stage_by_stage(tiny, here, pairs, capsys):
     shared = ["run", "--dataset", str(pairs), "--model", tiny.model, *SMALL, "--output_dir"]
     assert main([*shared, "whole"]) == 0
     whole, path = here / "whole", here / "broken"
-    for fuse, words in ((1, [*shared, "broken"]), (3, ["run", "--resume", "broken"])):
+    for fuse, words in ((1, [*shared, "broken"]), (3, ["run", "--resume", "broken", *OWN_CODE])):
         (here / "fuse").write_text(str(fuse))
         assert main(words) == 2
         shown = capsys.readouterr()
@@ -262,7 +266,7 @@ def test_a_broken_run_is_resumed_stage_by_stage(tiny, here, pairs, capsys):
         assert "continue by --resume" in shown.err and lines(path / "ma-ppo") == fuse - 1
     stages = [path / name / "adapter_model.safetensors" for name in ("sft", "rm")]
     times = [file.stat().st_mtime_ns for file in stages]
-    assert main(["run", "--resume=broken"]) == 0
+    assert main(["run", "--resume=broken", *OWN_CODE]) == 0
     shown = capsys.readouterr().out
     assert "sft: done already" in shown and "rm: done already" in shown
     assert [file.stat().st_mtime_ns for file in stages] == times
@@ -273,7 +277,10 @@ def test_a_broken_run_is_resumed_stage_by_stage(tiny, here, pairs, capsys):
     ]
     assert tables[0] == tables[1]
     rows = RunFolder.open(path / "ma-ppo").metrics()
-    assert main(["run", "--resume", "broken", "--updates", "4", "--micro_batch_size", "2"]) == 0
+    assert (
+        main(["run", "--resume", "broken", *OWN_CODE, "--updates", "4", "--micro_batch_size", "2"])
+        == 0
+    )
     longer = RunFolder.open(path / "ma-ppo").metrics()
     assert longer[:3] == rows and len(longer) == 4
     before = RunFolder.open(whole).config
@@ -301,6 +308,10 @@ LAST = {
 } | {method: [*STEPS, "--eval_every", "1"] for method in ("rloo", "grpo", "ppo")}
 
 
+def own_code(method):
+    return OWN_CODE if "my_reward:score" in LAST[method] else ()
+
+
 @pytest.mark.parametrize("method", LAST)
 def test_a_run_that_is_stopped_behind_its_last_step_only_finishes(
     method, tiny, sft, here, pairs, monkeypatch
@@ -317,7 +328,7 @@ def test_a_run_that_is_stopped_behind_its_last_step_only_finishes(
     last = len(json.loads(text)) if log == "log.json" else text.count("\n")
     assert stopped(monkeypatch, signal.SIGTERM, [*words, "--output_dir", "stopped"], last) == 130
     before_each_step(monkeypatch, lambda: pytest.fail("a step more begins"))
-    assert main([method, "--resume", "stopped"]) == 0
+    assert main([method, "--resume", "stopped", *own_code(method)]) == 0
     for path in trained.rglob("*"):
         other = here / "stopped" / path.relative_to(here / "whole")
         if path.name in ("adapter_model.safetensors", "tests.jsonl", "accuracy.json"):
@@ -344,13 +355,13 @@ def test_a_finished_run_without_checkpoints_is_known_as_finished(
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with monkeypatch.context() as patch:
         before_each_step(patch, lambda: pytest.fail("it trains again"))
-        assert main([method, "--resume", "out"]) == 0
+        assert main([method, "--resume", "out", *own_code(method)]) == 0
     shown = capsys.readouterr().out
     assert f"{method}: done already" in shown and f"policy: out/{method}/policy" in shown
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     if method == "dpo":  # its length cannot change
         return
-    again = [method, "--resume", "out", "--updates", "3"]
+    again = [method, "--resume", "out", *OWN_CODE, "--updates", "3"]
     # the policy of one update is saved
     assert stopped(monkeypatch, signal.SIGTERM, again, 1) == 130
     assert (
@@ -358,7 +369,7 @@ def test_a_finished_run_without_checkpoints_is_known_as_finished(
         in capsys.readouterr().out
     )
     assert (folder / "policy").is_dir() and lines(folder) == 1
-    assert main([method, "--resume", "out"]) == 0 and lines(folder) == 3
+    assert main([method, "--resume", "out", *OWN_CODE]) == 0 and lines(folder) == 3
     assert "done already" not in capsys.readouterr().out
 
 
@@ -370,9 +381,10 @@ def test_a_longer_run_that_went_back_to_a_checkpoint_and_broke_goes_on(tiny, sft
     # the user deletes a damaged one
     (here / "out" / "ppo" / "checkpoints" / "update-000002.pt").unlink()
     (here / "fuse").write_text("1")
-    assert main(["ppo", "--resume", "out", "--updates", "3"]) == 2
+    resumed = ["ppo", "--resume", "out", *OWN_CODE, "--updates"]
+    assert main([*resumed, "3"]) == 2
     policy.write_bytes(b"of update 1")
-    assert main(["ppo", "--resume", "out", "--updates", "2"]) == 0 and policy.read_bytes() == whole
+    assert main([*resumed, "2"]) == 0 and policy.read_bytes() == whole
 
 
 def test_going_back_and_what_readers_say_of_a_run_that_has_not_finished(
@@ -410,7 +422,7 @@ def test_going_back_and_what_readers_say_of_a_run_that_has_not_finished(
     with monkeypatch.context() as patch:
         patch.setattr(PPOTrainer, "save", lambda *_: pytest.fail("killed"))
         with pytest.raises(pytest.fail.Exception):
-            main(["ppo", "--resume", "out", "--updates", "3"])
+            main(["ppo", "--resume", "out", *OWN_CODE, "--updates", "3"])
     for number, reader in enumerate(readers):
         if reader[0] == "export":
             reader[-1] = f"model-{number}"
@@ -418,14 +430,15 @@ def test_going_back_and_what_readers_say_of_a_run_that_has_not_finished(
 
     # It has made three: two are fewer, unless it goes back.
     before = (stage / "metrics.jsonl").read_bytes()
-    assert main(["ppo", "--resume", "out", "--updates", "2"]) == 2
+    resumed = ["ppo", "--resume", "out", *OWN_CODE]
+    assert main([*resumed, "--updates", "2"]) == 2
     assert "--updates 2: the run has made 3 already" in capsys.readouterr().err
-    assert main(["ppo", "--resume", "out", "--at", "1"]) == 2
+    assert main([*resumed, "--at", "1"]) == 2
     assert "--at 1: out/ppo/checkpoints has no checkpoint of that update: choose from 2, 3" in (
         capsys.readouterr().err
     )
     assert (stage / "metrics.jsonl").read_bytes() == before
-    assert main(["ppo", "--resume", "out", "--updates", "2", "--at", "2"]) == 0
+    assert main([*resumed, "--updates", "2", "--at", "2"]) == 0
     assert (stage / "policy" / "adapter_model.safetensors").read_bytes() == policy
     assert lines(stage) == 2 and RunFolder.open("out").config["updates"] == 2
     assert "not finished" not in said(readers[1])
@@ -455,6 +468,6 @@ def test_baselines_go_back_too(method, tiny, sft, here, pairs, capsys):
     *_, earlier, last = sorted(
         int(path.name.rpartition("-")[2]) for path in stage.glob("checkpoints/checkpoint-*")
     )
-    assert main([method, "--resume", "out", "--at", str(earlier)]) == 0
+    assert main([method, "--resume", "out", *own_code(method), "--at", str(earlier)]) == 0
     assert timeless(RunFolder.open(stage).metrics()) == rows and len(rows) == last
     assert (stage / "policy" / "adapter_model.safetensors").read_bytes() == policy

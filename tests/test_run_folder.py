@@ -1,5 +1,6 @@
 import datetime
 import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ from conftest import fails
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from marlhf_lite.cli import main
 from marlhf_lite.utils import run_folder
 from marlhf_lite.utils.errors import InputError, disk_fault
 from marlhf_lite.utils.jsonl import append_lines, write_json
@@ -26,6 +28,7 @@ from marlhf_lite.utils.run_folder import (
     is_run,
     run_of,
 )
+from marlhf_lite.utils.seals import atomic_folder
 
 CONFIG = {
     "task": "tldr",
@@ -180,15 +183,129 @@ def test_a_run_without_its_manifest_is_refused(run, tmp_path):
     fails(lambda: RunFolder.open(run.path), "not a run (it has no manifest.json)")
 
 
-def test_what_a_kill_leaves_is_in_nobody_s_way(tmp_path):
-    """A writer that was killed leaves temporary files: the same command starts, and they are removed."""
-    for name in (".manifest.json.17.tmp", ".policy.tmp"):
-        (tmp_path / name).mkdir() if name == ".policy.tmp" else (tmp_path / name).write_text("half")
-    check_output_dir(tmp_path)
+CRAFTED = [
+    ("options", None),
+    ("options", ["n"]),
+    ("date", 5),
+    ("date", "tomorrow"),
+    ("contents", []),
+    ("contents", {"data": "text"}),
+    ("contents", {"data": {"place": "x"}}),
+    ("contents", {"data": {"place": "x", "hash": 1}}),
+    ("accepted", {}),
+    ("accepted", ["data"]),
+    ("command", 3),
+    ("options", {"versions": "1.0"}),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), CRAFTED)
+def test_a_manifest_of_other_types_is_damaged(run, name, value):
+    """Whatever it was made for: later steps find what they rely on, or the reader says so in one line."""
+    manifest = json.loads((run.path / "manifest.json").read_text())
+    (run.path / "manifest.json").write_text(json.dumps(manifest | {name: value}))
+    for use in (RunFolder.open, is_run, run_of):
+        fails(lambda u=use: u(run.path), "manifest.json is damaged", "make the run again")
+
+
+def test_lists_that_lie_deep_are_damage_and_no_traceback(run):
+    deep = "[" * 100_000 + "]" * 100_000
+    (run.path / "manifest.json").write_text(f'{{"options": {deep}}}')
+    fails(lambda: RunFolder.open(run.path), "manifest.json is damaged")
+    for text in (f"n: {deep}", "day: 2026-13-45"):
+        (run.path / "my.yaml").write_text(text)
+        fails(lambda: run_folder.read_yaml(run.path / "my.yaml"), "my.yaml: not YAML")
+
+
+def test_what_a_killed_writer_leaves_is_removed_by_the_next_command_in_its_run(tmp_path):
+    """Be it the start of the run, a file of a stage, or a folder of weights; nothing else is removed."""
+    run = tmp_path / "run"
+    for killed_in_the_first_write in (True, False):
+        subprocess.run([sys.executable, "-c", DIES, run], check=False)
+        (half,) = (run / ".unfinished").iterdir()
+        assert half.name.endswith(".tmp") and is_run(run) != killed_in_the_first_write
+        if killed_in_the_first_write:
+            check_output_dir(run)
+            with RunLock() as lock:
+                lock.take(run)
+                assert RunFolder.create(run, CONFIG).config == RunFolder.open(run).config
+        else:
+            (run / ".mine.tmp").touch()
+            with RunLock() as lock:
+                lock.take(run)
+                left = {path.name for path in run.iterdir()}
+                assert left == {".lock", ".mine.tmp", "manifest.json"}
+    assert not (run / ".unfinished").exists()
+
+
+DIES = """
+import os, signal, sys
+from pathlib import Path
+from marlhf_lite.utils import jsonl
+from marlhf_lite.utils.run_folder import RunFolder, RunLock
+
+run = Path(sys.argv[1])
+lock = RunLock()
+lock.take(run)
+jsonl.os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+RunFolder.open(run).update_config({"n": 7}) if (run / "manifest.json").exists() else RunFolder.create(run, {"n": 5})
+"""
+
+
+def test_no_command_removes_a_file_that_it_did_not_write(tmp_path, monkeypatch, capsys):
+    """A user's hidden files, and what another run writes just now: `judge` in the folder above, and the same run."""
+    other = tmp_path / "runs" / "live"
+    with RunLock() as live:
+        live.take(other)
+        RunFolder.create(other, CONFIG)
+        with atomic_folder(other / "policy") as half, RunLock() as lock:
+            half.mkdir()
+            mine = [tmp_path / ".notes.tmp", tmp_path / "deep" / ".session.tmp" / "keep"]
+            mine[1].mkdir(parents=True)
+            mine[0].touch()
+            lock.take(tmp_path)
+            monkeypatch.chdir(tmp_path)
+            assert main(["judge", "--output_dir", "deep"]) == 2
+            assert half.is_dir() and all(path.exists() for path in mine)
+            assert capsys.readouterr().err
+    assert (other / "policy").is_dir()
     with RunLock() as lock:
-        lock.take(tmp_path)
-        assert os.listdir(tmp_path) == [".lock"]
-        assert RunFolder.create(tmp_path, CONFIG).config == RunFolder.open(tmp_path).config
+        lock.take(other)
+        assert (other / "policy").is_dir()
+
+
+def test_a_lock_that_cannot_be_taken_is_an_error_and_a_disk_without_locks_a_note(
+    tmp_path, monkeypatch, capsys
+):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.touch()
+    (tmp_path / ".lock").symlink_to(elsewhere)
+    fails(lambda: RunLock().take(tmp_path), f"{tmp_path}/.lock: cannot be locked", "delete it")
+    (tmp_path / ".lock").unlink()
+    (tmp_path / ".lock").mkdir()
+    fails(lambda: RunLock().take(tmp_path), f"{tmp_path}/.lock: cannot be locked")
+    (tmp_path / ".lock").rmdir()
+    for number in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EIO, errno.EACCES):
+        (tmp_path / ".lock").unlink(missing_ok=True)
+        failing_lock(monkeypatch, number)
+        lock = RunLock()
+        if number in (errno.EIO, errno.EACCES):
+            fails(lambda lock=lock: lock.take(tmp_path), ".lock: cannot be locked")
+        else:
+            lock.take(tmp_path)
+            assert not lock.taken and "this disk has no locks" in capsys.readouterr().out
+
+
+def failing_lock(monkeypatch, number):
+    """The operating system refuses every lock with this error."""
+
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    if number == errno.EACCES:  # at the opening of another user's lock
+        monkeypatch.setattr(os, "open", refuse)
+    else:
+        monkeypatch.setattr(fcntl, "flock", refuse)
 
 
 def test_rows_come_back_as_plain_strict_json(run):

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pandas as pd
@@ -56,6 +57,97 @@ def test_a_prompt_in_another_encoding_is_one_line(sft, tiny, monkeypatch, capsys
         monkeypatch.setattr(sys, "stdin", stream)
         assert main(["generate", "--model", tiny.model, "--policy", str(sft)]) == 2
         assert capsys.readouterr().err.startswith("marlhf: error: --prompt: not UTF-8")
+
+
+SMALL_RUN = (
+    "ppo --reward gold --critic_init sft --updates {} --batch_size 2 --micro_batch_size 2 --size 40 "
+    "--lora_r 2 --max_response_length 4 --checkpoint_every 1 --eval_every 9 --output_dir run"
+)
+
+
+def started(words, folder, **more):
+    """A command in its own process and folder."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "marlhf_lite", *words.split()],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **more,
+    )
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_one_line_at_most(closed, tmp_path):
+    """Of the standard output and input: a command that has nowhere to write does not begin."""
+    program = f"{sys.executable} -m marlhf_lite"
+    for words in ("presets", "data no.jsonl", f"generate --policy {tmp_path}"):
+        done = subprocess.run(
+            ["bash", "-c", f"{program} {words} {closed}"], capture_output=True, text=True
+        )
+        is_refused = words != "presets" or ">&-" in closed.split()
+        assert done.returncode == (2 if is_refused else 0)
+        assert len(done.stderr.splitlines()) == (0 if "2>&-" in closed or not is_refused else 1)
+
+
+def test_no_prompt_and_no_input_is_one_line(sft, tiny, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["generate", "--model", tiny.model, "--policy", str(sft)]) == 2
+    assert "--prompt: not given, and the standard input is closed" in capsys.readouterr().err
+
+
+def test_a_run_folder_that_vanishes_is_one_line(sft, tiny, tmp_path):
+    words = f"{SMALL_RUN.format(500)} --model {tiny.model} --sft {sft}"
+    process = started(words, tmp_path)
+    metrics = tmp_path / "run" / "ppo" / "metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and metrics.stat().st_size):
+        time.sleep(0.05)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    errors = process.communicate(timeout=100)[1].decode()
+    assert process.returncode == 2 and "Traceback" not in errors
+    assert errors.splitlines()[-1].startswith("marlhf: error: run: the run's folder is gone")
+
+
+def test_words_that_this_system_cannot_read_are_refused_before_anything_is_made(tmp_path):
+    """Else the run would end when it saves its tokenizer."""
+    ascii_alone = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    (tmp_path / "größe").mkdir()
+    for folder, words in ((".", "sft --output_dir größe/x"), ("größe", "sft --output_dir x")):
+        errors = started(words, tmp_path / folder, env=ascii_alone).communicate()[1].decode()
+        (line,) = errors.splitlines()
+        assert line.startswith("marlhf: error: ") and line.endswith("set PYTHONUTF8=1")
+    latin = subprocess.Popen(
+        [sys.executable, "-m", "marlhf_lite", "generate", "--prompt", "café".encode("latin-1")],
+        stderr=subprocess.PIPE,
+    )
+    assert b"not UTF-8: convert it" in latin.communicate()[1]
+    assert not list((tmp_path / "größe").iterdir())
+
+
+NAMELESS = """
+import os, pwd, sys
+
+def nameless(number):
+    raise KeyError(number)
+
+pwd.getpwuid = nameless
+from marlhf_lite.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_user_without_name_and_home_and_a_notebook_s_way_to_draw(sft, tiny, tmp_path):
+    """As in a container, and in a notebook whose environment is another one."""
+    surroundings = {k: v for k, v in os.environ.items() if k not in ("HOME", "USER", "LOGNAME")}
+    words = f"evaluate --model {tiny.model} --sft {sft} --size 40 --eval_prompts 2 --max_response_length 4"
+    done = subprocess.run(
+        [sys.executable, "-c", NAMELESS, *words.split(), "--output_dir", "run"],
+        cwd=tmp_path,
+        env=surroundings | {"MPLBACKEND": "no_such_backend"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "run" / "figures").glob("*.png"))
 
 
 def test_numbers_are_finite():

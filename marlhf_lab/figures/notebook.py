@@ -31,8 +31,16 @@ PAGE = {
     "figure.figsize": (7.2, 3.0),
     "figure.constrained_layout.use": True,
 }
-# Packages that Colab and Kaggle have in another version than the library needs.
-REPLACED = ("pyarrow", "datasets", "transformers", "huggingface_hub", "numpy", "pandas")
+# Modules of packages that Colab and Kaggle have in another version than the library needs -> the package.
+REPLACED = {
+    "pyarrow": "pyarrow",
+    "datasets": "datasets",
+    "transformers": "transformers",
+    "huggingface_hub": "huggingface_hub",
+    "numpy": "numpy",
+    "pandas": "pandas",
+    "PIL": "pillow",
+}
 # A picture has few colours, so its file is a third as large; the colours of thin lines are kept.
 PALETTE = {"colors": 64, "method": 1, "kmeans": 1, "dither": 0}  # method 1: MAXCOVERAGE
 # If the page to play with runs (JupyterLab, the site), the picture after it is hidden.
@@ -110,9 +118,10 @@ class _Bar(tqdm):
 
 def check_restart() -> None:
     """Raise `InputError` if the kernel has imported another version of a package than the one now installed."""
-    for name in REPLACED:
+    for name, package in REPLACED.items():
         loaded = getattr(sys.modules.get(name), "__version__", None)
-        if loaded and loaded != (installed := metadata.version(name)):
+        installed = metadata.version(package) if loaded else None
+        if loaded != installed:
             raise InputError(
                 f"{name} {loaded} was imported before {installed} was installed: restart the kernel (in Colab: "
                 "Runtime, Restart session; in Kaggle: Run, Restart), then run all cells again"

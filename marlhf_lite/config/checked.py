@@ -31,15 +31,15 @@ class Checked:
     def __post_init__(self) -> None:
         errors = []
         for f in fields(self):
-            value, bounds = (
-                getattr(self, f.name),
-                {name: f.metadata[name] for name in BOUNDS if name in f.metadata},
-            )
+            value = getattr(self, f.name)
+            if value is None:
+                continue
             if isinstance(value, float) and not math.isfinite(value):
                 errors.append(InputError(f"--{f.name} {value}: it must be a finite number"))
-            elif value is not None and not all(
-                BOUNDS[name][0](value, bound) for name, bound in bounds.items()
-            ):
+                continue
+            bounds = {name: f.metadata[name] for name in BOUNDS if name in f.metadata}
+            is_within = all(BOUNDS[name][0](value, bound) for name, bound in bounds.items())
+            if not is_within:
                 words = " and ".join(f"{BOUNDS[name][1]} {bound}" for name, bound in bounds.items())
                 errors.append(InputError(f"--{f.name} {value}: it must be {words}"))
         raise_all(errors)

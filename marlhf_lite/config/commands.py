@@ -33,9 +33,13 @@ class CommandTraits:
     own_part = ""
     runs_programs = False
     methods = MappingProxyType({})
-    judges_with_rm, shows_sft = True, True
-    # Values of options that a command does not take.
-    environment, reward, report_to, sampler, micro_batch_size = "", "", "", "generate", 0
+    judges_with_rm = True
+    shows_sft = True
+
+    @property
+    def is_whole_run(self) -> bool:
+        """Whether it trains several stages, each from the one before."""
+        return len(self.stages) > 1
 
 
 # Commands that leave a run
@@ -316,28 +320,46 @@ class MemoryCommand(
     )
 
 
-KINDS = (
-    DemoCommand,
-    RunCommand,
-    SFTCommand,
-    RMCommand,
-    PPOCommand,
-    DPOCommand,
-    RLOOCommand,
-    GRPOCommand,
-)
-KINDS += (
-    EvaluateCommand,
-    CompareCommand,
-    JudgeCommand,
-    GenerateCommand,
-    ExportCommand,
-    DataCommand,
-    MemoryCommand,
-)
+# Name of a command -> its options, in the order of `marlhf --help`.
 COMMANDS: dict[str, type[Checked]] = {
-    kind.__name__.removesuffix("Command").lower(): kind for kind in KINDS
+    "demo": DemoCommand,
+    "run": RunCommand,
+    "sft": SFTCommand,
+    "rm": RMCommand,
+    "ppo": PPOCommand,
+    "dpo": DPOCommand,
+    "rloo": RLOOCommand,
+    "grpo": GRPOCommand,
+    "evaluate": EvaluateCommand,
+    "compare": CompareCommand,
+    "judge": JudgeCommand,
+    "generate": GenerateCommand,
+    "export": ExportCommand,
+    "data": DataCommand,
+    "memory": MemoryCommand,
 }
+
+
+def command_of(options: Checked) -> str:
+    """Return the name of the command whose options these are; the first act belongs to the demo."""
+    names = {kind: name for name, kind in COMMANDS.items()}
+    own_and_inherited = type(options).__mro__
+    return next(names[kind] for kind in own_and_inherited if kind in names)
+
+
+def environment_of(options: Checked) -> str:
+    """Return the value of --environment; empty for a command that does not take this option."""
+    return getattr(options, "environment", "")
+
+
+def reward_of(options: Checked) -> str:
+    """Return the value of --reward; empty for a command that does not take this option."""
+    return getattr(options, "reward", "")
+
+
+def sampler_of(options: Checked) -> str:
+    """Return the value of --sampler; generate, its default, for a command that does not take this option."""
+    return getattr(options, "sampler", "generate")
 
 
 OWN = "Options of this command"  # and of no other
@@ -345,15 +367,20 @@ OWN = "Options of this command"  # and of no other
 
 def groups(command: type) -> dict[str, list[Field]]:
     """Return the options of a command by topic: its own first, then those that it shares with other commands."""
-    kinds: list[type] = []
+    shared_groups: list[type] = []
     for kind in command.__mro__:
-        if kind.__module__ in (method.__name__, o.__name__) and not any(
-            issubclass(group, kind) for group in kinds
-        ):
-            kinds.append(kind)
-    shared = {kind.__doc__.rstrip("."): list(fields(kind)) for kind in kinds}
-    unshared = [f for f in fields(command) if not any(hasattr(kind, f.name) for kind in kinds)]
-    return {OWN: unshared} | shared if unshared else shared
+        is_group_of_options = kind.__module__ in (method.__name__, o.__name__)
+        # a group that another one of the list includes, as all sampling options are in those of PPO
+        is_included = any(issubclass(group, kind) for group in shared_groups)
+        if is_group_of_options and not is_included:
+            shared_groups.append(kind)
+    by_topic = {}
+    own = [f for f in fields(command) if not any(hasattr(g, f.name) for g in shared_groups)]
+    if own:
+        by_topic[OWN] = own
+    for group in shared_groups:
+        by_topic[group.__doc__.rstrip(".")] = list(fields(group))
+    return by_topic
 
 
 def option_names(command: type) -> set[str]:
@@ -363,10 +390,12 @@ def option_names(command: type) -> set[str]:
 
 def added_commands() -> dict[str, type[AddedCommand]]:
     """Return the commands that installed packages add, by name."""
-    entries = entry_points(group="marlhf_lite.commands")
-    return {
-        entry.name: entry.load() for entry in entries if find_spec(entry.module.partition(".")[0])
-    }
+    found = {}
+    for entry in entry_points(group="marlhf_lite.commands"):
+        package = entry.module.partition(".")[0]
+        if find_spec(package):  # an entry may outlive its package
+            found[entry.name] = entry.load()
+    return found
 
 
 OPTIONS: set[str] = set().union(*map(option_names, COMMANDS.values()))

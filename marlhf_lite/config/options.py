@@ -24,7 +24,7 @@ from marlhf_lite.config.method import (
     SamplingConfig,
     SeedConfig,
 )
-from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.errors import InputError, check_address
 
 # The run, the model, the data
 
@@ -327,3 +327,7 @@ class EndpointConfig(Checked):
         400, "Longest verdict in tokens; 0: ask without limit and temperature.", least=0
     )
     workers: int = option(0, "Number of requests at a time; 0: chosen for you.", least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_address("judge_url", self.judge_url)

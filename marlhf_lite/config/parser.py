@@ -3,7 +3,7 @@
 Precedence, highest first:
 
 1. flags;
-2. files: `--config`, then the config.yaml of the run that `--resume` names;
+2. files: `--config`, then the config.yaml of the run that `--resume` names, apart from names of code;
 3. presets: those of `--preset` (of several, later ones win), then data and model of the runs that `--sft`, `--rm`,
    `--policies` or `--policy` name, then those that a command takes unasked: `embedded/<data set>`, `pretrained` for a
    model that is not embedded, and `demo` for that command. A run names its presets in its first lines;
@@ -14,9 +14,10 @@ import argparse
 import inspect
 import os
 import re
+import shlex
 import shutil
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import partial
 from importlib.resources import files
@@ -37,38 +38,48 @@ from marlhf_lite.config.commands import (
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.utils.errors import InputError, did_you_mean, raise_all
 from marlhf_lite.utils.run_folder import CONFIG, RunFolder, read_yaml, run_of, split_paths
+from marlhf_lite.utils.user_code import is_user_code
 
 Command = TypeVar("Command")
 PRESETS = Path(str(files("marlhf_lite"))) / "config" / "presets"
 # What `--help` lists besides the options that only this command has; `--help_all` lists all.
-COMMON = "model dataset size columns finetune dtype output_dir resume seed max_prompt_length max_response_length sft rm"
-COMMON += " policy reward environment termination n objective updates batch_size micro_batch_size"
-COMMON += " policy_learning_rate kl_coef temperature"
-TYPES = {str: "TEXT", int: "INT", float: "FLOAT"}
-TRUTH = dict.fromkeys("yes true t y 1".split(), True) | dict.fromkeys(
-    "no false f n 0".split(), False
+COMMON = (
+    "model dataset size columns finetune dtype output_dir resume seed max_prompt_length max_response_length sft rm "
+    "policy reward environment termination n objective updates batch_size micro_batch_size policy_learning_rate "
+    "kl_coef temperature"
 )
+TYPES = {str: "TEXT", int: "INT", float: "FLOAT"}
+YES = ("yes", "true", "t", "y", "1")
+NO = ("no", "false", "f", "n", "0")
+
+
+def names_of_options(*groups_of_options: type) -> list[str]:
+    """Return the names of the options in these groups, in order."""
+    return [f.name for group in groups_of_options for f in fields(group)]
+
+
 # Options that `--resume` may change: how long a run is, what it leaves, what fits into memory and what samples.
 # They do not change what it computes (rows a pass change it by rounding, and another sampler, or another number of
 # responses at a time, draws other responses).
 OF_THE_START = {"output_dir", "resume", "at", "accept_changed"}  # of one command and not of its run
 MAY_CHANGE = {*OF_THE_START, "updates", "prompt_epochs"}
+# A run that was copied finds its models and data elsewhere: the manifest's hashes tell whether they are the same.
+MAY_CHANGE |= {"sft", "rm", "policies", "model", "dataset", "chat_template"}
 MAY_CHANGE |= {"micro_batch_size", "per_device_train_batch_size", "generation_batch_size"}
-MAY_CHANGE |= {
-    f.name for kind in (o.CheckpointConfig, o.EngineConfig, o.LoggingConfig) for f in fields(kind)
-}
+MAY_CHANGE |= {*names_of_options(o.CheckpointConfig, o.EngineConfig, o.LoggingConfig)}
+# Options whose value may name Python code, which is imported and run. They come from the words of the command, or from
+# a file that the user wrote, never from the record of a run: a run may be somebody else's.
+CODE_OPTIONS = ("reward", "environment", "objective", "termination", "sampler")
 # Options that name models which an earlier run made.
 INPUTS = ("sft", "rm", "policies", "policy")
-INHERITED = [
-    f.name for kind in (o.DataConfig, o.EnvironmentConfig, o.ModelConfig) for f in fields(kind)
-]
+INHERITED = names_of_options(o.DataConfig, o.EnvironmentConfig, o.ModelConfig)
 # Inherited options that may not differ: other rows would mix the parts of the split, another model has other weights.
 # Loading the data shows whether --template changes the rows (`experiments.data`): most data sets do not use it.
 MUST_MATCH = ("size", "model", "finetune")
 # Options that say which rows are read. If a command reads other rows than a run, the run's data options do not count.
 ROW_SOURCE = ("dataset", "dataset_config", "data_dir", "split")
 DATA = [
-    f.name for f in fields(o.DataConfig) if f.name not in {f.name for f in fields(o.LengthConfig)}
+    name for name in names_of_options(o.DataConfig) if name not in names_of_options(o.LengthConfig)
 ]
 # A policy keeps the shape of its adapter: two policies may differ, but a command cannot ask for another shape.
 ADAPTER = ("lora_r", "lora_alpha", "lora_target_modules")
@@ -89,17 +100,22 @@ class OptionParser(argparse.ArgumentParser):
             ),
             allow_abbrev=False,
         )
-        self.command, types, by_group = command, typing.get_type_hints(command), groups(command)
-        shown = {*COMMON.split(), *(f.name for f in by_group.get(OWN, ()))}
-        for title, options in by_group.items():
-            group = self.add_argument_group(title)
+        self.command = command
+        types = typing.get_type_hints(command)
+        options_by_topic = groups(command)
+        always_shown = {*COMMON.split(), *(f.name for f in options_by_topic.get(OWN, ()))}
+        for topic, options in options_by_topic.items():
+            group = self.add_argument_group(topic)
             for f in options:
-                text = f.metadata["help"] + ("" if f.default in (None, "") else f" [{f.default}]")
-                is_shown = shows_all or f.name in shown or f.name.startswith(f"{name}_")
-                reading = _reading(types[f.name])
-                group.add_argument(
-                    f"--{f.name}", help=text if is_shown else argparse.SUPPRESS, **reading
-                )
+                help_text = f.metadata["help"]
+                if f.default not in (None, ""):
+                    help_text += f" [{f.default}]"
+                # as sft_epochs of marlhf sft
+                has_name_of_command = f.name.startswith(f"{name}_")
+                if not (shows_all or f.name in always_shown or has_name_of_command):
+                    help_text = argparse.SUPPRESS
+                how_to_read = _arguments_of_argparse(types[f.name])
+                group.add_argument(f"--{f.name}", help=help_text, **how_to_read)
         sources = self.add_argument_group(
             "Where options come from: flags win over --config, which wins over --preset"
         )
@@ -116,21 +132,24 @@ class OptionParser(argparse.ArgumentParser):
     def read_flags(self, words: Sequence[str]) -> dict:
         """Return the options that these words give, by name and with their types; dashes in a name are underscores.
 
-        Raises `InputError`.
+        Raises `InputError` with a line for each unknown option.
         """
-        words = [
-            re.sub(r"^--[\w-]+", lambda flag: f"--{flag[0][2:].replace('-', '_')}", word)
-            for word in words
-        ]
+
+        def with_underscores(option: re.Match) -> str:
+            return "--" + option[0].removeprefix("--").replace("-", "_")
+
+        words = [re.sub(r"^--[\w-]+", with_underscores, word) for word in words]
         known, unknown = self.parse_known_args(words)
-        flags, errors = [flag for action in self._actions for flag in action.option_strings], []
-        for word in unknown[:1] + [word for word in unknown[1:] if word.startswith("--")]:
-            word = word.partition("=")[0]
-            hint = did_you_mean(word, flags)
-            errors.append(
-                InputError(f"{word}: no option of {self.prog}: {hint}see {self.prog} --help")
-            )
-        raise_all(errors)
+        # what follows an unknown option may be its value: it is no second problem
+        faulty = unknown[:1] + [word for word in unknown[1:] if word.startswith("--")]
+        all_flags = [flag for action in self._actions for flag in action.option_strings]
+        problems = []
+        for word in faulty:
+            name = word.partition("=")[0]
+            hint = did_you_mean(name, all_flags)
+            fix = f"{hint}see {self.prog} --help"
+            problems.append(InputError(f"{name}: no option of {self.prog}: {fix}"))
+        raise_all(problems)
         return {name: value for name, value in vars(known).items() if value is not None}
 
     def read_values(self, values: dict, source: str) -> dict:
@@ -138,18 +157,20 @@ class OptionParser(argparse.ArgumentParser):
 
         Options of other commands are left out: one file serves several commands.
         """
-        mine = {action.dest for action in self._actions}
-        known = mine if issubclass(self.command, AddedCommand) else mine | OPTIONS
+        of_this_command = {action.dest for action in self._actions}
+        known = of_this_command
+        if not issubclass(self.command, AddedCommand):
+            known = of_this_command | OPTIONS
         for key in values:
-            if key not in known and key != "versions":  # which the config.yaml of a run has
-                hint = did_you_mean(str(key), known).rstrip()
-                raise InputError(
-                    f"{source}: unknown key {key}: {hint or f'see {self.prog} --help'}"
-                )
-        # One word a flag, since a value may begin with a dash.
-        flags = [
-            f"--{key}={value}" for key, value in values.items() if key in mine and value is not None
-        ]
+            # the config.yaml of a run has its versions
+            if key not in known and key != "versions":
+                fix = did_you_mean(str(key), known).rstrip() or f"see {self.prog} --help"
+                raise InputError(f"{source}: unknown key {key}: {fix}")
+        # One word for a flag and its value, since a value may begin with a dash.
+        flags = []
+        for key, value in values.items():
+            if key in of_this_command and value is not None:
+                flags.append(f"--{key}={value}")
         try:
             typed = self.read_flags(flags)
             self.make(typed)
@@ -159,14 +180,23 @@ class OptionParser(argparse.ArgumentParser):
 
     def read_presets(self, names: str, source: str) -> dict:
         """Return the options of presets that the command has; comma-separated, later ones win."""
-        return self.read_values(read_presets(names, source), source) if names else {}
+        if not names:
+            return {}
+        return self.read_values(read_presets(names, source), source)
 
     def read_given(self, flags: dict, stored: dict | None = None) -> dict:
         """Return what flags, the file of --config, the resumed run (`stored`) and --preset give, in this order."""
         source = f"--config {flags.get('config')}"
-        values = read_yaml(Path(flags["config"]).expanduser(), source) if "config" in flags else {}
         named = self.read_presets(flags.get("preset", ""), f"--preset {flags.get('preset')}")
-        return merge([named, stored or {}, self.read_values(values, source), flags])
+        from_file = {}
+        if "config" in flags:
+            path = Path(flags["config"]).expanduser()
+            values = read_yaml(path, source)
+            from_file = self.read_values(values, source)
+            # "versions" also gives away a copy of a run's config.yaml
+            if "versions" in values or run_of(path.parent):
+                check_code_is_named_anew(from_file, flags, source)
+        return merge([named, stored or {}, from_file, flags])
 
     def make(self, values: dict):
         """Return the command's options object; raises `InputError` for numbers out of bounds."""
@@ -177,9 +207,11 @@ class OptionParser(argparse.ArgumentParser):
 
 def to_bool(word: str) -> bool:
     """Return what a word says of an option that is on or off."""
-    if (value := TRUTH.get(word.lower())) is None:
-        raise argparse.ArgumentTypeError(f"{word} is neither true nor false")
-    return value
+    if word.lower() in YES:
+        return True
+    if word.lower() in NO:
+        return False
+    raise argparse.ArgumentTypeError(f"{word} is neither true nor false")
 
 
 def bool_or_auto(word: str) -> bool | str:
@@ -187,14 +219,16 @@ def bool_or_auto(word: str) -> bool | str:
     return word if word == "auto" else to_bool(word)
 
 
-def _reading(hint) -> dict:
+def _arguments_of_argparse(hint) -> dict:
     """Return the arguments by which argparse reads a value of this type."""
     kinds = typing.get_args(hint) or (hint,)
     if typing.get_origin(hint) is typing.Literal:
         return {"choices": kinds}
+    if hint is bool:
+        return {"type": to_bool, "nargs": "?", "const": True, "metavar": "BOOL"}
     if bool in kinds:
-        kind = to_bool if hint is bool else bool_or_auto
-        return {"type": kind, "nargs": "?", "const": True, "metavar": "BOOL"}
+        return {"type": bool_or_auto, "nargs": "?", "const": True, "metavar": "BOOL"}
+    # of `int | None` the first: None is what an option is that nobody gives
     return {"type": kinds[0], "metavar": TYPES[kinds[0]]}
 
 
@@ -212,21 +246,26 @@ def parse_and_name_presets(
 ) -> tuple[Command, list[str]]:
     """Return the options as `parse` does, and the names of the presets that they come from; later ones win."""
     parser = OptionParser(name, command, shows_all="--help_all" in argv)
-    flags = parser.read_flags(["--help" if word == "--help_all" else word for word in argv])
-    named = [word.strip() for word in flags.get("preset", "").split(",") if word]
-    if resume := flags.get("resume", ""):
-        stored = parser.read_values(_resumed_config(resume, flags), f"--resume {resume}")
+    words = ["--help" if word == "--help_all" else word for word in argv]
+    flags = parser.read_flags(words)
+    named_presets = [word.strip() for word in flags.get("preset", "").split(",") if word]
+    resume = flags.get("resume", "")
+    if resume:
+        source = f"--resume {resume}"
+        stored = parser.read_values(_read_resumed_run(name, resume, flags), source)
+        check_code_is_named_anew(stored, parser.read_given(flags), source)
         options = parser.make(parser.read_given(flags, stored) | {"output_dir": resume})
         _check_unchanged(options, parser.make(stored))
-        return options, named
+        return options, named_presets
     asked = parser.read_given(flags)
     inherited = _inherit(parser, asked)
-    automatic = _automatic_presets(name, command, inherited | asked)
-    brought = parser.read_presets(",".join(automatic), f"marlhf {name}")
-    return parser.make(merge([brought, inherited, asked])), [*automatic, *named]
+    automatic_presets = _automatic_presets(name, command, inherited | asked)
+    brought = parser.read_presets(",".join(automatic_presets), f"marlhf {name}")
+    options = parser.make(merge([brought, inherited, asked]))
+    return options, [*automatic_presets, *named_presets]
 
 
-def given(name: str, argv: Sequence[str], command: type[Command]) -> dict:
+def options_that_are_given(name: str, argv: Sequence[str], command: type[Command]) -> dict:
     """Return the options that flags, the file of --config and named presets give to `marlhf <name>`."""
     parser = OptionParser(name, command)
     return parser.read_given(parser.read_flags(argv))
@@ -234,13 +273,21 @@ def given(name: str, argv: Sequence[str], command: type[Command]) -> dict:
 
 def _automatic_presets(name: str, command: type, values: dict) -> list[str]:
     """Return the presets that a command takes unasked: its own, that of other models, that of an embedded data set."""
-    names, known = option_names(command), presets()
-    embedded = f"embedded/{values.get('dataset', o.DataConfig.dataset)}"
-    embedded = embedded if "dataset" in names and embedded in known else ""
-    brought = read_presets(embedded, "--dataset") if embedded else {}
+    options = option_names(command)
+    all_presets = presets()
+    found = []
+    if name in all_presets:
+        found.append(name)
+    of_data = f"embedded/{values.get('dataset', o.DataConfig.dataset)}"
+    is_embedded = "dataset" in options and of_data in all_presets
+    # an embedded data set brings its model along
+    brought = read_presets(of_data, "--dataset") if is_embedded else {}
     model = values.get("model", brought.get("model", o.ModelConfig.model))
-    pretrained = "pretrained" if "model" in names and model not in EMBEDDED_MODELS else ""
-    return [preset for preset in (name if name in known else "", pretrained, embedded) if preset]
+    if "model" in options and model not in EMBEDDED_MODELS:
+        found.append("pretrained")
+    if is_embedded:
+        found.append(of_data)
+    return found
 
 
 def merge(layers: Sequence[dict]) -> dict:
@@ -259,16 +306,20 @@ def merge(layers: Sequence[dict]) -> dict:
 # Earlier runs
 
 
-def _resumed_config(folder: str, flags: dict) -> dict:
-    """Return the options of the run that `--resume` names. Raises `InputError` if it is not a run."""
-    config = RunFolder.open(folder).config
+def _read_resumed_run(command: str, folder: str, flags: dict) -> dict:
+    """Return the options of the run that `--resume` names. Raises `InputError` if it is not a run of this command."""
+    run = RunFolder.open(folder)
+    made_by = run.manifest["command"]  # empty in runs of version 1.0
+    if made_by and made_by != command:
+        resume = f"marlhf {made_by} --resume {shlex.quote(folder)}"
+        raise InputError(f"--resume {folder}: a run of marlhf {made_by}: give {resume}")
     if (Path(folder) / "checkpoints").is_dir():
         raise InputError(f"--resume {folder}: the folder of one stage: give the run that it is in")
     if "output_dir" in flags:
         raise InputError(
             "--output_dir: a resumed run stays in its folder: leave it out, or leave out --resume"
         )
-    return {name: value for name, value in config.items() if name not in OF_THE_START}
+    return {name: value for name, value in run.config.items() if name not in OF_THE_START}
 
 
 def _check_unchanged(options: StageCommand, started: StageCommand) -> None:
@@ -277,8 +328,9 @@ def _check_unchanged(options: StageCommand, started: StageCommand) -> None:
     An option that the run has not stored, because it is newer, had its default.
     """
     for name, value in asdict(options).items():
-        if name not in MAY_CHANGE and getattr(started, name) != value:
-            then = f"the run was started with {getattr(started, name)}"
+        value_at_start = getattr(started, name)
+        if name not in MAY_CHANGE and value_at_start != value:
+            then = f"the run was started with {value_at_start}"
             raise InputError(f"--{name} {value}: {then}: leave it out, or start another run")
 
 
@@ -288,39 +340,79 @@ def _inherit(parser: OptionParser, values: dict) -> dict:
     If the command has its own data, theirs do not count. Raises `InputError` if such a run contradicts another one, or
     `values`.
     """
-    known, has_own_rows = dict(values), bool(set(ROW_SOURCE) & values.keys())
+    known = dict(values)
+    has_own_rows = bool(set(ROW_SOURCE) & values.keys())
     runs = [(option, run, RunFolder.open(run).config) for option, run in _input_runs(values)]
     has_policies = any(option == "policies" for option, *_ in runs)
     if not has_own_rows:
-        # policies are evaluated on their own prompts
+        # policies are evaluated on their own prompts: their run decides first
         runs.sort(key=lambda item: item[0] != "policies")
     for option, run, config in runs:
-        theirs = parser.read_values(
-            {k: config[k] for k in INHERITED if k in config}, f"{run}/{CONFIG}"
-        )
+        source = f"--{option} {run}"
+        stored = {name: config[name] for name in INHERITED if name in config}
+        theirs = parser.read_values(stored, f"{run}/{CONFIG}")
         if "dataset" in theirs:  # an option that a run on data has not stored had its default
-            theirs = {
-                name: getattr(o.DataConfig, name) for name in MUST_MATCH if name in DATA
-            } | theirs
-        rows = {name: known[name] for name in ROW_SOURCE if name in known}
-        if rows and not same_data(theirs | rows, theirs):
-            if not has_own_rows and (option == "policies" or not has_policies):
+            defaults = {name: getattr(o.DataConfig, name) for name in MUST_MATCH if name in DATA}
+            theirs = defaults | theirs
+        known_rows = {name: known[name] for name in ROW_SOURCE if name in known}
+        if known_rows and not same_data(theirs | known_rows, theirs):
+            # Other rows are meant if the command names them, or if policies do.
+            must_agree = option == "policies" or not has_policies
+            if must_agree and not has_own_rows:
                 made = f"made with --dataset {theirs.get('dataset')}, but another run with --dataset {known['dataset']}"
-                raise InputError(
-                    f"--{option} {run}: {made}: give the data of this command by --dataset"
-                )
+                raise InputError(f"{source}: {made}: give the data of this command by --dataset")
             theirs = {name: value for name, value in theirs.items() if name not in DATA}
+        check_code_is_named_anew(theirs, values, source)
         for name, value in theirs.items():
-            is_asked = name in ADAPTER and option != "rm" and name in values
-            if (name in MUST_MATCH or is_asked) and known.get(name, value) != value:
-                this, other = (
-                    f"no --{name}" if x is None else f"--{name} {x}" for x in (value, known[name])
-                )
-                fix = f"this command has {other}: give {this}"
-                fix = fix if name in values else f"another run has {other}: train one of them again"
-                raise InputError(f"--{option} {run}: made with {this}, but {fix}")
+            # a reward model's adapter is its own
+            asks_for_shape = name in ADAPTER and option != "rm" and name in values
+            if (name in MUST_MATCH or asks_for_shape) and known.get(name, value) != value:
+                this = _as_flag(name, value)
+                other = _as_flag(name, known[name])
+                fix = f"another run has {other}: train one of them again"
+                if name in values:
+                    fix = f"this command has {other}: give {this}"
+                raise InputError(f"{source}: made with {this}, but {fix}")
             known.setdefault(name, value)
     return {name: value for name, value in known.items() if name not in values}
+
+
+def _as_flag(name: str, value: object) -> str:
+    return f"no --{name}" if value is None else f"--{name} {value}"
+
+
+def names_of_code(values: Mapping) -> dict[str, str]:
+    """Return the options among `values` that name Python code outside this library, as package.module:name.
+
+    What one of the library's own presets names, such as the environment of tiny-guess, is the library's.
+    """
+    found = {}
+    for option in CODE_OPTIONS:
+        value = values.get(option)
+        if value and is_user_code(value) and not _is_in_a_preset(option, value):
+            found[option] = value
+    return found
+
+
+def _is_in_a_preset(option: str, value: str) -> bool:
+    return any(read_presets(name, name).get(option) == value for name in presets())
+
+
+def as_words(values: Mapping[str, str]) -> str:
+    """Return options as words that a shell reads as they are."""
+    return " ".join(f"--{option} {shlex.quote(value)}" for option, value in values.items())
+
+
+def check_code_is_named_anew(recorded: Mapping, given: Mapping, source: str) -> None:
+    """Raise `InputError` if the record of a run names code and the user has not given that option himself.
+
+    Importing such a name runs the code. A run that was downloaded must not choose what runs here.
+    """
+    code = names_of_code(recorded)
+    missing = {option: value for option, value in code.items() if option not in given}
+    if missing:
+        them = "it" if len(missing) == 1 else "them"
+        raise InputError(f"{source}: the run used {as_words(missing)}: give {them}")
 
 
 def same_data(one: dict, other: dict) -> bool:
@@ -335,12 +427,16 @@ def same_data(one: dict, other: dict) -> bool:
 
 def _input_runs(values: dict) -> Iterator[tuple[str, Path]]:
     """Yield the options that name adapters, each with the run that the adapter is in, or is, if any."""
-    for option in filter(values.get, INPUTS):
-        folders = values[option]
-        for folder in (
-            [folder for _, folder in named_folders(folders)] if option == "policies" else [folders]
-        ):
-            if run := run_of(Path(folder).expanduser()):
+    for option in INPUTS:
+        value = values.get(option)
+        if not value:
+            continue
+        folders = [value]
+        if option == "policies":
+            folders = [folder for _, folder in named_folders(value)]
+        for folder in folders:
+            run = run_of(Path(folder).expanduser())
+            if run:
                 yield option, run
 
 
@@ -386,7 +482,12 @@ def list_presets() -> str:
     rows = [("preset", "model", "dataset", "what it is")]
     for name in presets():
         text = (PRESETS / f"{name}.yaml").read_text(encoding="utf-8")
-        values, about = yaml.safe_load(text), text.partition("\n")[0].removeprefix("# ")
-        rows.append((name, values.get("model", "-"), values.get("dataset", "-"), about))
+        values = yaml.safe_load(text)
+        first_line = text.partition("\n")[0].removeprefix("# ")
+        rows.append((name, values.get("model", "-"), values.get("dataset", "-"), first_line))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

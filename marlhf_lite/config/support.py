@@ -1,63 +1,70 @@
-"""Which options go together: one look-up refuses a combination that no row of the table in support.yaml has."""
+"""Which options go together: rules in support.yaml refuse a combination before anything is loaded."""
 
 import os
 from collections.abc import Mapping
-from itertools import combinations
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
 from marlhf_lite.utils.errors import InputError
 
+
+class Rule(NamedTuple):
+    """A combination that does not work: `when` and `against` are values of axes, `message` says what to change."""
+
+    when: dict[str, list[str]]
+    against: dict[str, list[str]]
+    message: str
+
+    def refuses(self, cell: Mapping[str, str]) -> bool:
+        """Return whether a run with these values of axes is such a combination; an axis that it lacks is none."""
+        refused = self.when | self.against
+        return all(cell.get(axis) in values for axis, values in refused.items())
+
+
+def _split_values(axes: Mapping[str, str]) -> dict[str, list[str]]:
+    return {axis: values.split() for axis, values in axes.items()}
+
+
 _FILE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-TABLE, SAYS = _FILE["table"].strip(), _FILE["says"]
-AXES, _, *LINES = [
-    [cell.strip() for cell in line.strip("|").split("|")] for line in TABLE.splitlines()
-]
-ROWS = [
-    {axis: cell.split() for axis, cell in zip(AXES, line, strict=True) if cell != "-"}
-    for line in LINES
+NAMES: dict[str, dict[str, str]] = _FILE["names"]
+ADVICE: dict[str, str] = _FILE["advice"]
+RULES = [
+    Rule(_split_values(rule["when"]), _split_values(rule["against"]), rule["message"])
+    for rule in _FILE["rules"]
 ]
 
 
-def is_listed(cell: Mapping[str, str]) -> bool:
-    """Return whether a row of the table has all of these values."""
-    return any(
-        all(value in row.get(axis, (value,)) for axis, value in cell.items()) for row in ROWS
-    )
+def goes_together(cell: Mapping[str, str]) -> bool:
+    """Return whether no rule refuses a run with these values of axes, such as {"stage": "ppo", "sampler": "own"}."""
+    return not any(rule.refuses(cell) for rule in RULES)
 
 
-def refuse(cell: Mapping[str, str], **shown: object) -> None:
-    """Raise `InputError` for a combination that no row lists; `shown` fills the texts of `SAYS`.
+def refuse_what_does_not_go_together(cell: Mapping[str, str], **shown: object) -> None:
+    """Raise `InputError` with the message of the first rule that refuses a run with these values of axes.
 
-    The message names the fewest values that clash, most often two, and each single change that helps.
+    Args:
+        cell: axis -> value. Axes that the command does not have are left out.
+        shown: what names in messages show: `data`, the value of --dataset, and `sft`, that of --sft.
     """
-    if is_listed(cell):
-        return
-    axes = [axis for axis in SAYS if axis in cell]
-    clashes = (of for n in range(1, len(axes) + 1) for of in combinations(axes, n))
-    clash = next(
-        of for of in clashes if not is_listed({axis: cell[axis] for axis in (*of, "stage")})
-    )
-    field, *others = [SAYS[axis][cell[axis]][0].format(**shown) for axis in clash]
-    others = others or [f"the stage {cell['stage']}"]
-    changes = (
-        (fix, cell | {axis: value})
-        for axis in clash
-        for value, (_, fix) in SAYS[axis].items()
-        if fix
-    )
-    fixes = dict.fromkeys(fix.format(**shown) for fix, changed in changes if is_listed(changed))
-    fix = ", or ".join(fixes) or "see the table of what goes together in docs/scaling.md"
-    raise InputError(f"{field}: does not go with {' and '.join(others)}: {fix}")
+    for rule in RULES:
+        if rule.refuses(cell):
+            words = {"stage": cell["stage"]}
+            for axis, names in NAMES.items():
+                if cell.get(axis) in names:
+                    words[axis] = names[cell[axis]].format(**shown)
+            for name, advice in ADVICE.items():
+                words[name] = advice.format(sft=shown.get("sft"))
+            raise InputError(rule.message.format(**words))
 
 
-def launched() -> str:
-    """Return how `accelerate launch` started this process."""
+def how_processes_were_launched() -> str:
+    """Return how `accelerate launch` started this process: one, ddp, fsdp2 or deepspeed."""
     flags = {"fsdp2": "ACCELERATE_USE_FSDP", "deepspeed": "ACCELERATE_USE_DEEPSPEED"}
-    used = [
-        kind
-        for kind, flag in flags.items()
-        if os.environ.get(flag, "").lower() in ("1", "true", "yes")
-    ]
-    return used[0] if used else "ddp" if os.environ.get("WORLD_SIZE", "1") != "1" else "one"
+    for kind, flag in flags.items():
+        if os.environ.get(flag, "").lower() in ("1", "true", "yes"):
+            return kind
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        return "ddp"
+    return "one"

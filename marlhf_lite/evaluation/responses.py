@@ -8,7 +8,6 @@ identified by its prompt's id, its number among the samples of that prompt, and 
 import hashlib
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -47,7 +46,7 @@ from marlhf_lite.training.rollout import (
 from marlhf_lite.training.sampler_checks import check_sampled
 from marlhf_lite.utils.contents import model_hash
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.jsonl import append_lines, read_lines, write_json
+from marlhf_lite.utils.jsonl import append_lines, read_lines, replaced_at_the_end, write_json
 from marlhf_lite.utils.less_memory import in_batches
 from marlhf_lite.utils.run_folder import SAMPLES
 from marlhf_lite.utils.user_code import named_errors
@@ -88,10 +87,8 @@ class ResponseStore:
 
 def write_rows(path: Path, rows: pd.DataFrame) -> None:
     """Write a JSON-lines file of these responses; a reader sees the old file or the new one."""
-    new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    new.unlink(missing_ok=True)
-    append_lines(new, to_records(rows))
-    os.replace(new, path)
+    with replaced_at_the_end(path) as new:
+        append_lines(new, to_records(rows))
 
 
 def read_responses(path: str | Path) -> pd.DataFrame:

@@ -5,7 +5,7 @@
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -15,10 +15,11 @@ import huggingface_hub
 import transformers
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, parse_flag_from_env
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from marlhf_lite.config.commands import StageCommand
+from marlhf_lite.config.commands import StageCommand, command_of, environment_of, reward_of
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
+from marlhf_lite.config.method import KeepBestConfig, LoggingConfig
 from marlhf_lite.config.parser import OF_THE_START
 from marlhf_lite.evaluation.held_out import numbers_of_tests
 from marlhf_lite.evaluation.responses import HeldOutPrompts
@@ -33,7 +34,8 @@ from marlhf_lite.experiments.data import (
 from marlhf_lite.experiments.inputs import (
     Inputs,
     check_data_support,
-    check_options,
+    check_groups_are_whole,
+    check_methods_differ,
     check_support,
 )
 from marlhf_lite.experiments.manifest import (
@@ -60,11 +62,11 @@ from marlhf_lite.training.rewards import EnvironmentReward, FunctionReward
 from marlhf_lite.training.rollout import Sampler, Sampling, generate, sampling_of
 from marlhf_lite.training.safeguards import count_updates
 from marlhf_lite.training.trackers import tracker_names
-from marlhf_lite.training.trl_trainers import check_batches
+from marlhf_lite.training.trl_trainers import check_batches as check_batches_of_trl
 from marlhf_lite.utils.errors import InputError, did_you_mean
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.libraries import ignore_warnings
-from marlhf_lite.utils.preflight import MISSING, Preflight
+from marlhf_lite.utils.preflight import PartIsMissing, ProblemList
 from marlhf_lite.utils.progress import note_if_unfinished
 from marlhf_lite.utils.run_folder import (
     RunFolder,
@@ -152,115 +154,235 @@ def open_context(
     start_processes()
     # All processes take the main one's folder: its default name contains the time, and clocks differ.
     path = Path(broadcast_object_list([options.output_dir])[0])
-    resume = bool(options.resume) or (not options.stages and is_run(path))
-    inputs = inputs or Inputs()
-    preflight = Preflight()
+    is_evaluation = not options.stages
+    reopens = bool(options.resume) or (is_evaluation and is_run(path))
+    plan = PlannedRun(options, path, inputs or Inputs(), lock, reopens)
 
-    # 1. Termination rules, the data, and the reward of texts.
-    rules = preflight.attempt(_make_rules, options)
-    tokenizer = preflight.attempt(load_tokenizer, options.model)
-    sampler = preflight.attempt(open_sampler, options)
-    own = preflight.attempt(_open_own_run, path, resume)
-    earlier = preflight.attempt(runs_of, inputs.folders)
-    date = preflight.attempt(_date_for_all, own, earlier)
-    columns = preflight.attempt(asked_columns, options, sampler)
-    if columns is MISSING:  # the rows can be read without them, and have problems of their own
-        columns = []
-    preflight.attempt(check_tokenizers, options, inputs, tokenizer)
-    task = notes = MISSING
-    data = preflight.attempt(_read_data, options, inputs, tokenizer, earlier, date, columns)
-    if data is not MISSING:
-        task, notes = data
-        if not task.chats:  # later commands write rows in the same way
-            options = replace(options, chat_template="none")
-    reward = preflight.attempt(_open_reward, options, task)
+    # 1. Everything but the base model: steps and checks, each of which may find a problem.
+    problems = ProblemList()
+    for step in STEPS_WITHOUT_THE_MODEL:
+        with problems.collect():
+            step(plan)
+    problems.stop_if_any_problem()
 
-    check_options(options, preflight)
-    preflight.attempt(check_support, options, inputs)
-    preflight.attempt(check_data_support, options, inputs, task)
-    notes_on_reward = preflight.attempt(check_reward_model, options, inputs, tokenizer, task)
-    preflight.attempt(check_objectives, options.methods)
-    preflight.attempt(tracker_names, options.report_to)
-    preflight.attempt(check_batches, options)
-    preflight.attempt(check_folder, options, path, resume, lock)
-    preflight.attempt(check_updates, options, task)
-    preflight.attempt(check_keep_best, options, task)
-    preflight.attempt(check_resumed_updates, options, path, resume, task)
-    preflight.stop_if_any_problem()
-
-    # 2. The base model, what the run is made from, and a trial of the sampler.
-    load = functools.cache(lambda: load_base(options))
-    loads_at_once = options.stages or not resume
-    base = preflight.attempt(load) if loads_at_once else MISSING
-    made = preflight.attempt(_manifest, options, inputs, tokenizer, task, own, earlier, date)
-    preflight.attempt(check_base, options, inputs, base)
-    preflight.attempt(check_texts, options, base, tokenizer, task, sampler)
-    preflight.stop_if_any_problem()
-    manifest, changes = made
-    if options.methods:
-        raise_on_all_ranks(try_out, sampler, options, inputs.sft, load(), tokenizer, task)
+    # 2. The base model and what the run is made from.
+    for step in STEPS_WITH_THE_MODEL:
+        with problems.collect():
+            step(plan)
+    problems.stop_if_any_problem()
+    if plan.options.methods:
+        raise_on_all_ranks(
+            try_out,
+            plan.sampler,
+            plan.options,
+            plan.inputs.sft,
+            plan.load_base(),
+            plan.tokenizer,
+            plan.task,
+        )
 
     # 3. The folder, after all checks.
-    if lock:
-        _take(lock, path)
-    folder = open_run(path, asdict(options), resume=resume, manifest=manifest)
-    if PartialState().is_main_process and options.stages:
-        versions = folder.config["versions"] | ways(load(), options)
-        folder.update_config({"versions": versions})
-    if PartialState().is_main_process:
-        write_json(folder.path / "data.json", _counts(task))
-    _print_start(options, inputs, task)
-    for note in (*notes, *notes_on_reward, *changes, *_notes(options, inputs, task, reward)):
-        print_main(f"note: {note}")
-    return RunContext(
-        options=options,
-        run=folder,
-        task=task,
-        tokenizer=tokenizer,
-        load=load,
-        inputs=inputs,
-        reward=reward,
-        rules=rules,
-        resume=resume,
-        sampler=sampler,
-        manifest=manifest,
+    return _begin(plan)
+
+
+@dataclass
+class PlannedRun:
+    """A run before it begins: what was asked for, and the parts of it that have been made so far.
+
+    A part that could not be made stays unset. A step that reads it is left out (`PartIsMissing`), since the problem of
+    that part is known already.
+    """
+
+    options: StageCommand
+    path: Path
+    inputs: Inputs
+    lock: RunLock | None
+    reopens: bool  # --resume, or an evaluation that has begun
+
+    rules: dict[str, TerminationRule] = field(init=False)
+    tokenizer: PreTrainedTokenizerBase = field(init=False)
+    sampler: Sampler = field(init=False)
+    own_run: RunFolder | None = field(init=False)  # the one that is reopened
+    earlier_runs: list[RunFolder] = field(init=False)  # those that its models come from
+    date: str = field(init=False)
+    columns: list[RowColumns] = field(init=False)  # which custom code takes of each row
+    task: Task = field(init=False)
+    notes_on_data: list[str] = field(init=False)
+    notes_on_reward: list[str] = field(init=False)
+    reward: FunctionReward | EnvironmentReward | None = field(init=False)
+    load_base: Callable[[], PreTrainedModel] = field(init=False)
+    base: PreTrainedModel = field(init=False)
+    manifest: dict = field(init=False)
+    notes_on_changes: list[str] = field(init=False)
+
+    def __getattr__(self, name: str):
+        # Python calls this for what is not set
+        if name in self.__dataclass_fields__:
+            raise PartIsMissing(name)
+        raise AttributeError(name)
+
+
+# The steps, in the order in which their problems are shown
+
+
+def make_rules(plan: PlannedRun) -> None:
+    """Make the termination rule of each of the command's PPO runs."""
+    plan.rules = {
+        name: make_rule(method, method.seed) for name, method in plan.options.methods.items()
+    }
+
+
+def make_tokenizer(plan: PlannedRun) -> None:
+    plan.tokenizer = load_tokenizer(plan.options.model)
+
+
+def make_sampler(plan: PlannedRun) -> None:
+    plan.sampler = open_sampler(plan.options)
+
+
+def open_own_run(plan: PlannedRun) -> None:
+    plan.own_run = RunFolder.open(plan.path) if plan.reopens else None
+
+
+def open_earlier_runs(plan: PlannedRun) -> None:
+    plan.earlier_runs = runs_of(plan.inputs.folders)
+
+
+def choose_date(plan: PlannedRun) -> None:
+    """Take the date of the run, or of the earlier ones; all processes take the main one's."""
+    runs = [plan.own_run] if plan.own_run else plan.earlier_runs
+    plan.date = broadcast_object_list([date_of(runs)])[0]
+
+
+def find_columns(plan: PlannedRun) -> None:
+    """Ask custom code which columns of a row it takes."""
+    plan.columns = []  # the rows can be read without them, and have problems of their own
+    plan.columns = asked_columns(plan.options, plan.sampler)
+
+
+def check_all_tokenizers(plan: PlannedRun) -> None:
+    check_tokenizers(plan.options, plan.inputs, plan.tokenizer)
+
+
+def read_data(plan: PlannedRun) -> None:
+    """Read the data, and fit them to the lengths."""
+    task, notes_on_rows = read_task(
+        plan.options, plan.tokenizer, plan.earlier_runs, plan.columns, plan.date
     )
+    task, notes_on_lengths = fit_lengths(
+        task,
+        plan.tokenizer,
+        plan.options,
+        _answers_that_stages_read(plan.options, plan.inputs),
+        needs_pairs=_needs_pairs(plan.options, plan.inputs),
+    )
+    plan.task = task
+    plan.notes_on_data = [*notes_on_rows, *notes_on_lengths]
+    if not task.chats:  # later commands write rows in the same way
+        plan.options = replace(plan.options, chat_template="none")
 
 
-def _make_rules(options: StageCommand) -> dict[str, TerminationRule]:
-    """Return the termination rule of each of the command's PPO runs."""
-    return {name: make_rule(method, method.seed) for name, method in options.methods.items()}
+def make_reward(plan: PlannedRun) -> None:
+    """Make the reward that `--reward` names; None for a reward model, or without a reward."""
+    name = reward_of(plan.options)
+    environment = environment_of(plan.options)
+    if environment and name in ("", "environment"):
+        plan.reward = EnvironmentReward(environment)
+        return
+    function = text_reward(name, plan.task)
+    plan.reward = FunctionReward(function, name) if function else None
 
 
-def _open_own_run(path: Path, resume: bool) -> RunFolder | None:
-    """Return the run that is resumed; None for a new one."""
-    return RunFolder.open(path) if resume else None
+def check_methods(plan: PlannedRun) -> None:
+    check_methods_differ(plan.options)
 
 
-def _date_for_all(own: RunFolder | None, earlier: Sequence[RunFolder]) -> str:
-    """Return the date of the run, or of the earlier ones; all processes take the main one's."""
-    runs = [own] if own else earlier
-    return broadcast_object_list([date_of(runs)])[0]
+def check_groups(plan: PlannedRun) -> None:
+    check_groups_are_whole(plan.options)
 
 
-def check_folder(options: StageCommand, path: Path, reopens: bool, lock: RunLock | None) -> None:
-    """Raise `InputError` if the run's folder cannot be used, or another process works in it."""
-    if reopens:
-        option = "--resume" if options.resume else "--output_dir"
+def check_what_goes_together(plan: PlannedRun) -> None:
+    check_support(plan.options, plan.inputs)
+
+
+def check_data_for_stages(plan: PlannedRun) -> None:
+    check_data_support(plan.options, plan.inputs, plan.task)
+
+
+def check_judge(plan: PlannedRun) -> None:
+    plan.notes_on_reward = check_reward_model(plan.options, plan.inputs, plan.tokenizer, plan.task)
+
+
+def check_equations(plan: PlannedRun) -> None:
+    check_objectives(plan.options.methods)
+
+
+def check_trackers(plan: PlannedRun) -> None:
+    if isinstance(plan.options, LoggingConfig):
+        tracker_names(plan.options.report_to)
+
+
+def check_batches(plan: PlannedRun) -> None:
+    check_batches_of_trl(plan.options)
+
+
+def check_folder(plan: PlannedRun) -> None:
+    """Raise `InputError` if the run's folder cannot be used, or another process works in it.
+
+    An evaluation never opens a run that trained something: it would write over that run's samples.
+    """
+    path = plan.path
+    if plan.reopens:
+        option = "--resume" if plan.options.resume else "--output_dir"
+        is_evaluation = not plan.options.stages
+        if is_evaluation and not RunFolder.open(path).is_evaluation:
+            what = "a run that trained, which an evaluation would write over"
+            raise InputError(f"{option} {path}: {what}: choose another --output_dir")
         check_writable(option, path)
     else:
         check_output_dir(path)
-    if lock and is_run(path):
-        _take(lock, path)
+    if plan.lock and is_run(path):
+        _lock_in_main_process(plan.lock, path)
 
 
-def check_keep_best(options: StageCommand, task: Task) -> None:
+def check_updates(plan: PlannedRun) -> None:
+    """Raise `InputError` for batches of PPO that cannot be divided, and if there are no prompts."""
+    for method in plan.options.methods.values():
+        count_updates(method, len(plan.task.splits["ppo"]), PartialState())
+
+
+def check_keep_best(plan: PlannedRun) -> None:
     """Raise `InputError` if the tests while training find no number of the name that `--keep_best` gives."""
-    number = getattr(options, "keep_best", "")
-    known = numbers_of_tests(has_gold=bool(task.gold))
+    if not isinstance(plan.options, KeepBestConfig):
+        return
+    number = plan.options.keep_best
+    known = numbers_of_tests(has_gold=bool(plan.task.gold))
     if number and number not in known:
         fix = f"{did_you_mean(number, known)}choose from {', '.join(known)}"
         raise InputError(f"--keep_best {number}: the tests have no such number: {fix}")
+
+
+def check_resumed_updates(plan: PlannedRun) -> None:
+    """Raise `InputError` if stages cannot continue from their checkpoints as `--at` and `--updates` say."""
+    options = plan.options
+    at = getattr(options, "at", None)  # SFT and the reward model have no such option
+    if not plan.reopens:
+        if at is not None:
+            raise InputError(f"--at {at}: no run to go back in: name it by --resume")
+        return
+    total_updates: dict[str, int | None] = {}  # of each stage, by its folder; None: not known
+    for name, method in options.methods.items():
+        prompts = len(plan.task.splits["ppo"])
+        total_updates[stage_folder(name)] = count_updates(method, prompts, PartialState())
+    for stage in options.stages:
+        if stage in ("rloo", "grpo"):
+            total_updates[stage] = None if options.prompt_epochs else options.updates
+        elif stage == "dpo":  # its epochs cannot be changed
+            total_updates[stage] = None
+    for folder, total in total_updates.items():
+        checkpoints = plan.path / folder / "checkpoints"
+        if at is not None or updates_with_checkpoint(checkpoints):
+            update_to_resume(checkpoints, at, total_updates=total)
 
 
 def stage_folder(method: str) -> str:
@@ -268,93 +390,110 @@ def stage_folder(method: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", method.lower())
 
 
-def check_resumed_updates(options: StageCommand, path: Path, resume: bool, task: Task) -> None:
-    """Raise `InputError` if stages cannot continue from their checkpoints as `--at` and `--updates` say."""
-    at = getattr(options, "at", None)  # SFT and the reward model have no such option
-    if not resume:
-        if at is not None:
-            raise InputError(f"--at {at}: no run to go back in: name it by --resume")
-        return
-    totals: dict[str, int | None] = {}
-    for name, method in options.methods.items():
-        prompts = len(task.splits["ppo"])
-        totals[stage_folder(name)] = count_updates(method, prompts, PartialState())
-    for stage in options.stages:
-        if stage in ("rloo", "grpo"):
-            totals[stage] = None if options.prompt_epochs else options.updates
-        elif stage == "dpo":  # its epochs cannot be changed
-            totals[stage] = None
-    for folder, total in totals.items():
-        checkpoints = path / folder / "checkpoints"
-        if at is not None or updates_with_checkpoint(checkpoints):
-            update_to_resume(checkpoints, at, total_updates=total)
+STEPS_WITHOUT_THE_MODEL = [
+    make_rules,
+    make_tokenizer,
+    make_sampler,
+    open_own_run,
+    open_earlier_runs,
+    choose_date,
+    find_columns,
+    check_all_tokenizers,
+    read_data,
+    make_reward,
+    check_methods,
+    check_groups,
+    check_what_goes_together,
+    check_data_for_stages,
+    check_judge,
+    check_equations,
+    check_trackers,
+    check_batches,
+    check_folder,
+    check_updates,
+    check_keep_best,
+    check_resumed_updates,
+]
 
 
-def check_updates(options: StageCommand, task: Task) -> None:
-    """Raise `InputError` for batches of PPO that cannot be divided, and if there are no prompts."""
-    for method in options.methods.values():
-        count_updates(method, len(task.splits["ppo"]), PartialState())
+def load_base_model(plan: PlannedRun) -> None:
+    """Load the base model, which all stages share; an evaluation that is opened again may not need it."""
+    options = plan.options
+    plan.load_base = functools.cache(lambda: load_base(options))
+    if options.stages or not plan.reopens:
+        plan.base = plan.load_base()
 
 
-def _read_data(
-    options: StageCommand,
-    inputs: Inputs,
-    tokenizer,
-    earlier: Sequence[RunFolder],
-    date: str,
-    columns: Sequence[RowColumns],
-) -> tuple[Task, list[str]]:
-    """Return the data, fitted to the lengths, and notes on them; `columns` are those that custom code takes."""
-    task, notes_on_rows = read_task(options, tokenizer, earlier, columns, date)
-    task, notes_on_lengths = fit_lengths(
-        task,
-        tokenizer,
-        options,
-        _answers_read(options, inputs),
-        needs_pairs=_needs_pairs(options, inputs),
-    )
-    return task, [*notes_on_rows, *notes_on_lengths]
-
-
-def _manifest(
-    options: StageCommand,
-    inputs: Inputs,
-    tokenizer,
-    task: Task,
-    own: RunFolder | None,
-    earlier: Sequence[RunFolder],
-    date: str,
-) -> tuple[dict, list[str]]:
-    """Return the run's manifest, compared with its earlier one and with those of earlier runs, and notes on it."""
+def make_manifest(plan: PlannedRun) -> None:
+    """Make the run's manifest, compared with its earlier one and with those of earlier runs, and notes on it."""
+    options = plan.options
     is_evaluation = not options.stages
-    contents = contents_of(options, inputs, tokenizer.chat_template, task)
+    contents = contents_of(options, plan.inputs, plan.tokenizer.chat_template, plan.task)
     changed = []
-    if own:
+    if plan.own_run:
         accepts = options.accept_changed or is_evaluation
-        changed = check_contents(own, contents, accepts)
+        changed = check_contents(plan.own_run, contents, accepts)
     accepted = []
-    if not own or is_evaluation:  # else the run's own manifest has them
-        for run in earlier:
+    if not plan.own_run or is_evaluation:  # else the run's own manifest has them
+        for run in plan.earlier_runs:
             accepted += check_earlier(run, options, contents, options.accept_changed)
-    manifest = {"date": date, "contents": contents, "accepted": accepted + changed}
-    if not is_evaluation:
-        return manifest, []
-    return manifest, [
-        f"{x['what']} has other content than in {x['run']}: answers are sampled again"
-        for x in changed
-    ]
+    plan.manifest = {
+        "command": command_of(options),
+        "date": plan.date,
+        "contents": contents,
+        "accepted": accepted + changed,
+    }
+    plan.notes_on_changes = []
+    if is_evaluation:
+        for entry in changed:
+            what = f"{entry['what']} has other content than in {entry['run']}"
+            plan.notes_on_changes.append(f"{what}: answers are sampled again")
 
 
-def _open_reward(options: StageCommand, task: Task) -> FunctionReward | EnvironmentReward | None:
-    """Return the reward that `--reward` names; None for a reward model, or without a reward."""
-    if options.environment and options.reward in ("", "environment"):
-        return EnvironmentReward(options.environment)
-    function = text_reward(options.reward, task)
-    return FunctionReward(function, options.reward) if function else None
+def check_base_model(plan: PlannedRun) -> None:
+    check_base(plan.options, plan.inputs, plan.base)
 
 
-def _take(lock: RunLock, path: Path) -> None:
-    """Lock the run's folder by the main process. Raises `InputError` in all processes if another run has it."""
+def check_texts_with_model(plan: PlannedRun) -> None:
+    check_texts(plan.options, plan.base, plan.tokenizer, plan.task, plan.sampler)
+
+
+STEPS_WITH_THE_MODEL = [load_base_model, make_manifest, check_base_model, check_texts_with_model]
+
+
+def _begin(plan: PlannedRun) -> RunContext:
+    """Make or open the run's folder, and print what it reads."""
+    options = plan.options
+    if plan.lock:
+        _lock_in_main_process(plan.lock, plan.path)
+    folder = open_run(plan.path, asdict(options), resume=plan.reopens, manifest=plan.manifest)
+    if PartialState().is_main_process:
+        if options.stages:
+            versions = folder.config.get("versions", {}) | ways(plan.load_base(), options)
+            folder.update_config({"versions": versions})
+        write_json(folder.path / "data.json", _counts(plan.task))
+    _print_start(options, plan.inputs, plan.task)
+    notes = [*plan.notes_on_data, *plan.notes_on_reward, *plan.notes_on_changes]
+    notes += _notes_on_options(options, plan.inputs, plan.task, plan.reward)
+    for note in notes:
+        print_main(f"note: {note}")
+    return RunContext(
+        options=options,
+        run=folder,
+        task=plan.task,
+        tokenizer=plan.tokenizer,
+        load=plan.load_base,
+        inputs=plan.inputs,
+        reward=plan.reward,
+        rules=plan.rules,
+        resume=plan.reopens,
+        sampler=plan.sampler,
+        manifest=plan.manifest,
+    )
+
+
+def _lock_in_main_process(lock: RunLock, path: Path) -> None:
+    """Lock the run's folder. Raises `InputError` in all processes if another run has it."""
 
     def take() -> None:
         if PartialState().is_main_process:
@@ -363,20 +502,20 @@ def _take(lock: RunLock, path: Path) -> None:
     raise_on_all_ranks(take)
 
 
-def _answers_read(options: StageCommand, inputs: Inputs) -> dict[str, tuple[str, ...]]:
+def _answers_that_stages_read(options: StageCommand, inputs: Inputs) -> dict[str, tuple[str, ...]]:
     """Return the columns of answers that the command's own stages read, by part of the data."""
     columns = {}
     if "sft" in options.stages and not inputs.sft:
         columns["sft"] = ("chosen",)
     # A whole run trains a reward model if there are pairs, whatever its reward.
-    is_whole_run = len(options.stages) > 1
-    trains_judge = is_whole_run and options.judges_with_rm and not inputs.rm
+    trains_judge = options.is_whole_run and options.judges_with_rm and not inputs.rm
     if trains_judge or _needs_pairs(options, inputs):
         columns["rm"] = ("chosen", "rejected")
     return columns
 
 
 def _needs_pairs(options: StageCommand, inputs: Inputs) -> bool:
+    """Return whether a stage learns from pairs and from nothing else."""
     return "dpo" in options.stages or ("rm" in options.stages and not inputs.rm)
 
 
@@ -387,10 +526,11 @@ def _counts(task: Task) -> dict[str, int]:
 
 
 def _print_start(options: StageCommand, inputs: Inputs, task: Task) -> None:
-    given = [name for name in ("sft", "rm", "policies") if getattr(inputs, name)]
-    if given:
+    """Print the model and data that an earlier run decided, and how the rows were read."""
+    options_with_models = [name for name in ("sft", "rm", "policies") if getattr(inputs, name)]
+    if options_with_models:
         had = f"--model {options.model}; data: --dataset {task.name}"
-        print_main(f"as --{given[0]} has it: {had}")
+        print_main(f"as --{options_with_models[0]} has it: {had}")
     shape = f" (read as {task.shape})" if task.shape else ""
     parts, dropped = describe_rows(task)
     print_main(f"{task.name}{shape}: {parts}; dropped: {dropped}")
@@ -400,7 +540,7 @@ def _print_start(options: StageCommand, inputs: Inputs, task: Task) -> None:
         print_main("prompts and answers are written by the chat template")
 
 
-def _notes(
+def _notes_on_options(
     options: StageCommand,
     inputs: Inputs,
     task: Task,
@@ -433,7 +573,7 @@ def open_run(
 ) -> RunFolder:
     """Make a run's folder in the main process, or with `resume` open the existing one.
 
-    Options and manifest of a resumed run of the same command are updated with the present ones.
+    Options and manifest of a resumed run are updated with the present ones.
     """
     state = PartialState()
     state.wait_for_everyone()  # no process looks for an existing run after another has made it
@@ -449,10 +589,7 @@ def open_run(
 
 
 def _update_run(run: RunFolder, config: dict, manifest: dict) -> None:
-    """Update a resumed run, if the same command has made it."""
-    is_same_command = set(run.config) <= {"versions", *config}
-    if not is_same_command:
-        return
+    """Write the present options and manifest into a resumed run; what was accepted before stays on record."""
     accepted = run.manifest["accepted"] + manifest.get("accepted", [])
     run.manifest |= manifest | {"accepted": accepted}
     run.update_config({name: x for name, x in config.items() if name not in OF_THE_START})

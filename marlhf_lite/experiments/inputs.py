@@ -5,13 +5,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marlhf_lite.config.commands import StageCommand
+from marlhf_lite.config.commands import StageCommand, environment_of, reward_of, sampler_of
+from marlhf_lite.config.options import GroupConfig
 from marlhf_lite.config.parser import named_folders
-from marlhf_lite.config.support import is_listed, launched, refuse
+from marlhf_lite.config.support import (
+    goes_together,
+    how_processes_were_launched,
+    refuse_what_does_not_go_together,
+)
 from marlhf_lite.models.adapters import form_of_weights, resolve_adapter_dir
 from marlhf_lite.tasks.places import matching_files
-from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.preflight import Preflight
+from marlhf_lite.utils.errors import InputError, check_address
+from marlhf_lite.utils.preflight import ProblemList
 
 if TYPE_CHECKING:
     from marlhf_lite.tasks.splits import Task
@@ -34,27 +39,30 @@ class Inputs:
 
 def find_inputs(options: StageCommand) -> Inputs:
     """Find what --dataset, --sft, --rm and --policies name. Raises `InputError` with one line per missing input."""
-    preflight = Preflight()
     needs_sft = hasattr(options, "sft") and "sft" not in options.stages
-    needs_rm = options.reward == "rm" and "rm" not in options.stages
-    sft = preflight.attempt(_find_model, "sft", getattr(options, "sft", ""), needs_sft)
-    rm = preflight.attempt(_find_model, "rm", getattr(options, "rm", ""), needs_rm)
-    policies = preflight.attempt(_policies, getattr(options, "policies", ""))
-    preflight.attempt(check_dataset, options.dataset)
-    if preflight.problems:  # report them with what can be found without these inputs
-        check_options(options, preflight)
-        preflight.stop_if_any_problem()
+    needs_rm = reward_of(options) == "rm" and "rm" not in options.stages
+    sft = None
+    rm = None
+    policies = {}
+    problems = ProblemList()
+    with problems.collect():
+        sft = _find_model("sft", getattr(options, "sft", ""), needs_sft)
+    with problems.collect():
+        rm = _find_model("rm", getattr(options, "rm", ""), needs_rm)
+    with problems.collect():
+        policies = _find_policies(getattr(options, "policies", ""))
+    with problems.collect():
+        check_dataset(options.dataset)
+    if problems.problems:  # report them with what can be found without these inputs
+        with problems.collect():
+            check_methods_differ(options)
+        with problems.collect():
+            check_groups_are_whole(options)
+        problems.stop_if_any_problem()
     return Inputs(sft, rm, policies)
 
 
-def check_options(options: StageCommand, preflight: Preflight) -> None:
-    """Check what needs the options alone, and no library that takes long to import."""
-    preflight.attempt(check_methods, options)
-    if hasattr(options, "num_generations"):
-        preflight.attempt(check_groups, options.num_generations, options.batch_size)
-
-
-def check_methods(options: StageCommand) -> None:
+def check_methods_differ(options: StageCommand) -> None:
     """Raise `InputError` if the methods that a command compares are the same."""
     if len(options.methods) > 1 and options.token_level:
         raise InputError(
@@ -62,8 +70,20 @@ def check_methods(options: StageCommand) -> None:
         )
 
 
+def check_groups_are_whole(options: StageCommand) -> None:
+    """Raise `InputError` if an update of RLOO or GRPO cannot be made of complete groups; others have no groups."""
+    if isinstance(options, GroupConfig):
+        check_groups(options.num_generations, options.batch_size)
+
+
 def check_groups(num_generations: int, batch_size: int, processes: int = 0) -> None:
-    """Raise `InputError` if an update of RLOO or GRPO cannot be made of complete groups."""
+    """Raise `InputError` for groups that do not fill a batch, or a batch that the processes cannot share.
+
+    Args:
+        num_generations: responses to each prompt.
+        batch_size: responses per update, over all processes.
+        processes: their number; 0 for those that `accelerate launch` has started.
+    """
     processes = processes or int(os.environ.get("WORLD_SIZE", "1"))
     if batch_size % num_generations:
         what = f"--batch_size {batch_size} does not divide into complete groups"
@@ -71,47 +91,54 @@ def check_groups(num_generations: int, batch_size: int, processes: int = 0) -> N
             f"--num_generations {num_generations}: {what}: give a multiple of {num_generations}"
         )
     if batch_size % processes:
-        raise InputError(
-            f"--batch_size {batch_size}: {processes} processes cannot share it: give a multiple of that"
-        )
+        what = f"{processes} processes cannot share it"
+        raise InputError(f"--batch_size {batch_size}: {what}: give a multiple of that")
 
 
 def check_support(options: StageCommand, inputs: Inputs) -> None:
     """Raise `InputError` if the support matrix lacks the combination of options."""
-    for stage in options.stages or ("evaluate",) * options.answers:
-        refuse(_cell(options, inputs, stage), sft=inputs.sft)
+    stages = options.stages
+    if not stages and options.answers:
+        stages = ("evaluate",)
+    for stage in stages:
+        cell = _cell_of_support_matrix(options, inputs, stage)
+        refuse_what_does_not_go_together(cell, sft=inputs.sft)
 
 
 def check_data_support(options: StageCommand, inputs: Inputs, task: "Task") -> None:
     """Raise `InputError` if a stage cannot learn from data of this form."""
     for stage in options.stages:
-        is_made = getattr(inputs, stage, None) is not None
-        starts_as_base = stage == "sft" and (len(options.stages) > 1 or not options.sft_epochs)
-        if not (is_made or starts_as_base):
-            cell = _cell(options, inputs, stage)
-            if is_listed(cell):  # else `check_support` refuses it
-                refuse(
-                    cell | {"data": _form(options, stage, task)},
-                    sft=inputs.sft,
-                    data=options.dataset,
-                )
+        is_given = getattr(inputs, stage, None) is not None  # as --sft: the stage does not run
+        # a whole run, or one without epochs, trains the base model itself if there are no answers
+        starts_as_base = stage == "sft" and (options.is_whole_run or not options.sft_epochs)
+        if is_given or starts_as_base:
+            continue
+        cell = _cell_of_support_matrix(options, inputs, stage)
+        if goes_together(cell):  # else `check_support` refuses it
+            cell["data"] = _form_of_data(options, stage, task)
+            refuse_what_does_not_go_together(cell, sft=inputs.sft, data=options.dataset)
 
 
-def _cell(options: StageCommand, inputs: Inputs, stage: str) -> dict[str, str]:
-    """Return the cell of the support matrix for a stage with these options."""
-    scaled = getattr(options, "logprobs_at_temperature", False) and options.temperature != 1
+def _cell_of_support_matrix(options: StageCommand, inputs: Inputs, stage: str) -> dict[str, str]:
+    """Return what a stage with these options is on each axis of the support matrix, without its data."""
+    is_scaled = getattr(options, "logprobs_at_temperature", False) and options.temperature != 1
+    reward = "code"
+    if reward_of(options) == "rm":
+        reward = "rm"
+    elif reward_of(options) == "environment":
+        reward = "turns"
     cell = {
-        "environment": _yes_or_no(options.environment),
-        "4 bits": _yes_or_no(options.load_in_4bit),
-        "scaled": _yes_or_no(scaled),
         "stage": stage,
-        "reward": {"rm": "rm", "environment": "turns"}.get(options.reward, "code"),
+        "environment": _yes_or_no(environment_of(options)),
+        "reward": reward,
+        "4 bits": _yes_or_no(options.load_in_4bit),
+        "scaled": _yes_or_no(is_scaled),
+        "finetune": options.finetune,
+        "sampler": "generate" if sampler_of(options) == "generate" else "own",
+        "launch": how_processes_were_launched(),
     }
     if inputs.sft:
         cell["sft"] = form_of_weights(inputs.sft)
-    cell["finetune"] = options.finetune
-    cell["sampler"] = "generate" if options.sampler == "generate" else "own"
-    cell["launch"] = launched()
     return cell
 
 
@@ -119,8 +146,8 @@ def _yes_or_no(value: object) -> str:
     return "yes" if value else "no"
 
 
-def _form(options: StageCommand, stage: str, task: "Task") -> str:
-    """Return the form of the data that a stage reads."""
+def _form_of_data(options: StageCommand, stage: str, task: "Task") -> str:
+    """Return what the rows are to a stage: turns, pairs, answers or prompts alone."""
     if options.dataset == "tiny-guess" and stage not in ("sft", "rm"):
         return "turns"
     if len(task.splits["rm"]):
@@ -131,7 +158,11 @@ def _form(options: StageCommand, stage: str, task: "Task") -> str:
 
 
 def check_dataset(dataset: str) -> None:
-    """Raise `InputError` if `--dataset` looks like a path, or a pattern of paths, and nothing is there."""
+    """Raise `InputError` if `--dataset` looks like a path, or a pattern of paths, and nothing is there.
+
+    The same for an address that is none, as one with an open bracket.
+    """
+    check_address("dataset", dataset)
     looks_local = (
         dataset.startswith(("/", ".", "~")) or dataset.endswith(FILES)
     ) and "://" not in dataset
@@ -142,13 +173,13 @@ def check_dataset(dataset: str) -> None:
 
 
 def _find_model(option: str, folder: str, is_needed: bool) -> Path | None:
-    """The folder of a model that the option names; None if it names none, and none is needed."""
+    """Return the folder of a model that the option names; None if it names none, and none is needed."""
     if not folder and not is_needed:
         return None
     return resolve_adapter_dir(option, folder)
 
 
-def _policies(words: str) -> dict[str, Path]:
+def _find_policies(words: str) -> dict[str, Path]:
     policies: dict[str, Path] = {}
     for name, folder in named_folders(words):
         place = resolve_adapter_dir("policies", folder)

@@ -17,7 +17,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from marlhf_lite.config.checked import Checked
-from marlhf_lite.config.commands import ExportCommand, GenerateCommand, StageCommand
+from marlhf_lite.config.commands import (
+    ExportCommand,
+    GenerateCommand,
+    StageCommand,
+    environment_of,
+    reward_of,
+)
 from marlhf_lite.config.parser import same_data
 from marlhf_lite.experiments.inputs import Inputs
 from marlhf_lite.models.loading import model_folder
@@ -26,7 +32,9 @@ from marlhf_lite.tasks.splits import Task
 from marlhf_lite.utils.contents import code_hash, model_hash, text_hash, tokenizer_hash
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder, run_of
+from marlhf_lite.utils.user_code import is_user_code
 
+# Option that may name code -> what the manifest calls that code. (Another sampler may continue a run.)
 CODE = {
     "reward": "reward function",
     "environment": "environment",
@@ -39,20 +47,12 @@ Contents = dict[str, dict[str, str]]  # name -> its "place" and "hash"
 
 def contents_of(options: StageCommand, inputs: Inputs, template: str, task: Task) -> Contents:
     """Return what a command reads, by name. The base model must be in the hub's cache."""
-    code = [
-        (what, word.strip())
-        for name, what in CODE.items()
-        for word in getattr(options, name, "").split(",")
-    ]
     found = model_contents(options, template if task.chats else "")
-    found |= {
-        what: _entry(word, text) for what, word in code if ":" in word and (text := code_hash(word))
-    }
+    for option in CODE:
+        found |= code_contents(option, getattr(options, option, ""))
     found |= input_contents(inputs.sft, inputs.rm)
-    places = {
-        "data": options.dataset,
-        COLUMNS: f"{options.dataset} for {options.reward} {options.environment}".strip(),
-    }
+    asking = f"{reward_of(options)} {environment_of(options)}".strip()
+    places = {"data": options.dataset, COLUMNS: f"{options.dataset} for {asking}"}
     return found | {name: _entry(places[name], text) for name, text in task.digests.items()}
 
 
@@ -60,25 +60,48 @@ def model_contents(
     options: StageCommand | GenerateCommand | ExportCommand, template: str
 ) -> Contents:
     """Return base model, tokenizer and chat template; a model on the hub counts by its commit."""
-    folder, name = model_folder(options.model), options.model
-    hashes = [folder.name] * 2
-    if folder.parent.name != "snapshots":
-        weights = model_hash(folder, f"--model {name}", counts_tokenizer=False)
-        hashes = [weights, tokenizer_hash(folder)]
-    written = (
-        {"chat template": _entry(options.chat_template, text_hash(template))} if template else {}
-    )
-    return {"base model": _entry(name, hashes[0]), "tokenizer": _entry(name, hashes[1]), **written}
+    name = options.model
+    folder = model_folder(name)
+    if (
+        folder.parent.name == "snapshots"
+    ):  # the hub's cache, in which a folder is called after its commit
+        of_weights = of_tokenizer = folder.name
+    else:
+        of_weights = model_hash(folder, f"--model {name}", counts_tokenizer=False)
+        of_tokenizer = tokenizer_hash(folder)
+    contents = {"base model": _entry(name, of_weights), "tokenizer": _entry(name, of_tokenizer)}
+    if template:
+        contents["chat template"] = _entry(options.chat_template, text_hash(template))
+    return contents
+
+
+def code_contents(option: str, names: str) -> Contents:
+    """Return an entry for each name of code, which was imported, in the value of an option; `names` has commas between.
+
+    Of several names, as two classes of --objective, each entry is called after its code.
+    """
+    found = {}
+    for name in names.split(","):
+        name = name.strip()
+        if is_user_code(name) and code_hash(name):
+            found[f"{CODE[option]} {name}"] = _entry(name, code_hash(name))
+    if len(found) == 1:
+        (entry,) = found.values()
+        return {CODE[option]: entry}
+    return found
 
 
 def input_contents(sft: Path | None, rm: Path | None) -> Contents:
     """Return the models of earlier stages that are given."""
-    models = {"SFT model": sft, "reward model": rm}
-    return {
-        name: _entry(os.path.realpath(path), model_hash(path, name))
-        for name, path in models.items()
-        if path
-    }
+    contents = {}
+    for name, path in {"SFT model": sft, "reward model": rm}.items():
+        if path:
+            contents[name] = _entry(os.path.realpath(path), model_hash(path, name))
+    return contents
+
+
+def _name_with_place(name: str, place: str) -> str:
+    return name if name.endswith(f" {place}") else f"{name} {place}"
 
 
 def _entry(place: str, text: str) -> dict[str, str]:
@@ -90,19 +113,29 @@ def rows_digests(task: Task) -> dict[str, str]:
     digests = {"data": hashlib.sha256()}
     for part, rows in task.splits.items():
         for column in sorted(rows.column_names):
-            digest = digests.setdefault(COLUMNS if column == ROW else "data", hashlib.sha256())
-            digest.update(json.dumps([part, column, list(rows[column])], default=str).encode())
+            # ROW holds the other columns of a row
+            name = COLUMNS if column == ROW else "data"
+            digest = digests.setdefault(name, hashlib.sha256())
+            values = json.dumps([part, column, list(rows[column])], default=str)
+            digest.update(values.encode())
     return {name: digest.hexdigest() for name, digest in digests.items()}
 
 
 def runs_of(folders: Iterable[Path]) -> list[RunFolder]:
     """Return the runs of folders of models, each once; folders outside a run are skipped."""
-    return [RunFolder.open(run) for run in dict.fromkeys(filter(None, map(run_of, folders)))]
+    found = {}
+    for folder in folders:
+        run = run_of(folder)
+        if run and run not in found:
+            found[run] = RunFolder.open(run)
+    return list(found.values())
 
 
 def date_of(runs: Iterable[RunFolder]) -> str:
     """Return the date that chat templates see: the first run's, or today."""
-    return next((run.manifest["date"] for run in runs), datetime.date.today().isoformat())
+    for run in runs:
+        return run.manifest["date"]
+    return datetime.date.today().isoformat()
 
 
 def check_earlier(run: RunFolder, options: Checked, contents: Contents, accept: bool) -> list[dict]:
@@ -110,23 +143,30 @@ def check_earlier(run: RunFolder, options: Checked, contents: Contents, accept: 
 
     Rows count if both have the same data, chat template and part. Raises `InputError` as `check_contents`.
     """
-    theirs, mine = run.config, vars(options)
+    theirs = run.config
+    mine = vars(options)
     there = run.manifest["contents"]
-    names = [
-        name
-        for name, x in contents.items()
-        if name != "data" and there.get(name, x)["place"] == x["place"]
-    ]
-    alike = "data" in contents and same_data(theirs, mine)
-    if alike and all(theirs.get(key) == mine[key] for key in ("chat_template", "part")):
-        names.append("data")
-    asked = [
-        f"--{k} {theirs[k]} and not {mine[k]}"
-        for k in ("template", "columns")
-        if alike and theirs[k] != mine[k]
-    ]
-    fix = f"give {', '.join(asked)}" if asked else ""
-    return check_contents(run, {name: contents[name] for name in names}, accept, fix)
+
+    # 1. What both read, apart from rows, if it is from the same place: elsewhere it is meant to be something else.
+    read_by_both = []
+    for name, entry in contents.items():
+        is_from_there = name not in there or there[name]["place"] == entry["place"]
+        if name != "data" and is_from_there:
+            read_by_both.append(name)
+
+    # 2. Rows, if they are meant to be the same.
+    has_same_data = "data" in contents and same_data(theirs, mine)
+    fix = ""
+    if has_same_data:
+        if all(theirs.get(option) == mine[option] for option in ("chat_template", "part")):
+            read_by_both.append("data")
+        differing = []
+        for option in ("template", "columns"):
+            if theirs.get(option, mine[option]) != mine[option]:
+                differing.append(f"--{option} {theirs[option]} and not {mine[option]}")
+        if differing:
+            fix = f"give {', '.join(differing)}"
+    return check_contents(run, {name: contents[name] for name in read_by_both}, accept, fix)
 
 
 def check_contents(run: RunFolder, contents: Contents, accept: bool, fix: str = "") -> list[dict]:
@@ -135,16 +175,16 @@ def check_contents(run: RunFolder, contents: Contents, accept: bool, fix: str = 
     Raises `InputError` that names them, unless they are accepted.
     """
     stored = run.manifest["contents"]
-    changed = [
-        name for name, x in contents.items() if name in stored and stored[name]["hash"] != x["hash"]
-    ]
+    changed = []
+    for name, entry in contents.items():
+        if name in stored and stored[name]["hash"] != entry["hash"]:
+            changed.append(name)
     if changed and not accept:
-        which = ", ".join(f"{name} {contents[name]['place']}" for name in changed)
+        which = ", ".join(_name_with_place(name, contents[name]["place"]) for name in changed)
         has, them = ("has", "it") if len(changed) == 1 else ("have", "them")
-        fault = f"{which} {has} other content than when {run.path} was made"
-        raise InputError(
-            f"{fault}: {fix or f'restore {them}'}, or add --accept_changed to continue"
-        )
+        what = f"{which} {has} other content than when {run.path} was made"
+        fix = fix or f"restore {them}"
+        raise InputError(f"{what}: {fix}, or add --accept_changed to continue")
     return [
         {"what": name, "run": str(run.path), "was": stored[name], "is": contents[name]}
         for name in changed

@@ -4,7 +4,7 @@ import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
-from marlhf_lite.config.commands import StageCommand
+from marlhf_lite.config.commands import StageCommand, reward_of
 from marlhf_lite.tasks.prompts import RowColumns
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.training.environments import Dialogues
@@ -40,10 +40,11 @@ def asked_columns(options: StageCommand, sampler: Sampler) -> list[RowColumns]:
     """Return the columns of each row that custom code of `--reward` and `--environment` takes."""
     has_turns = isinstance(sampler, Dialogues)
     asked = [sampler.columns] if has_turns else []
-    if is_user_code(options.reward):
-        function = import_user_code("reward", options.reward, KNOWN)
+    reward = reward_of(options)
+    if is_user_code(reward):
+        function = import_user_code("reward", reward, KNOWN)
         not_in_rows = ("turns",) if has_turns else ()
-        asked.append(RowColumns(function, 2, f"--reward {options.reward}", not_in_rows))
+        asked.append(RowColumns(function, 2, f"--reward {reward}", not_in_rows))
     return asked
 
 

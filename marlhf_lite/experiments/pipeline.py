@@ -86,7 +86,7 @@ def run_command(context: RunContext) -> None:
     rm = context.inputs.rm
     if not stages:
         evaluate(context, context.inputs.policies, sft, rm)
-    elif len(stages) > 1:
+    elif context.options.is_whole_run:
         run_all(context)
     elif stages == ("sft",):
         _print_model(context, sft_stage(context))
@@ -102,6 +102,7 @@ def run_command(context: RunContext) -> None:
 
 
 def _print_model(context: RunContext, folder: Path) -> None:
+    """Print where a trained model is."""
     what = "adapter" if context.options.finetune == "lora" else "model"
     print_main(f"{what}: {folder}")
 
@@ -150,7 +151,7 @@ def _stage(context: RunContext, folder: Path) -> Iterator[dict[str, object]]:
 
 
 def _is_done(context: RunContext, last_record: Path) -> bool:
-    """Whether `--resume` finds a stage done."""
+    """Return whether `--resume` finds a stage done: its last record is there."""
     if not (context.resume and last_record.is_file()):
         return False
     print_main(f"{last_record.parent.name}: done already")
@@ -168,7 +169,7 @@ def sft_stage(context: RunContext[commands.SFTCommand]) -> Path:
     if _is_done(context, folder / "log.json"):
         return folder
     with _stage(context, folder) as records:
-        model = _to_train(new_policy(context.base, options), options)
+        model = _with_checkpointing(new_policy(context.base, options), options)
         if len(rows) and options.sft_epochs:
             records["log.json"] = train_sft(
                 model,
@@ -199,7 +200,7 @@ def rm_stage(context: RunContext[commands.RMCommand], sft: Path) -> Path:
     if _is_done(context, folder / "accuracy.json"):
         return folder
     with _stage(context, folder) as records:
-        model = _to_train(new_reward_model(context.base, sft, options.seed), options)
+        model = _with_checkpointing(new_reward_model(context.base, sft, options.seed), options)
         records["log.json"] = train_reward_model(
             model,
             context.tokenizer,
@@ -222,7 +223,7 @@ def rm_stage(context: RunContext[commands.RMCommand], sft: Path) -> Path:
     return folder
 
 
-def _to_train(model, options: ModelConfig):
+def _with_checkpointing(model, options: ModelConfig):
     """Return the model, with activation checkpointing if `--gradient_checkpointing` asks for it."""
     if options.gradient_checkpointing:
         checkpoint_activations(model)
@@ -287,14 +288,13 @@ def _trained_already(
     context: RunContext, name: str, options: commands.PolicyCommand
 ) -> Path | None:
     """Return the policy of a stage that `--resume` finds done, with or without checkpoints; None if it must train."""
-    if (
-        not context.resume or options.at is not None
-    ):  # `--at` trains again what came after that update
+    # `--at` trains again what came after that update
+    if not context.resume or options.at is not None:
         return None
     mark = context.path / name / DONE
     policy = context.path / name / "policy"
     is_whole = mark.is_file() and policy.is_dir()
-    if not is_whole or read_json(mark) != _length(options):
+    if not is_whole or read_json(mark) != _length_of_stage(options):
         return None
     print_main(f"{name}: done already")
     return policy
@@ -303,13 +303,13 @@ def _trained_already(
 def _mark_done(folder: Path, options: commands.PolicyCommand) -> Path:
     """Mark a stage as done; return the folder of its policy."""
     if PartialState().is_main_process:
-        write_json(folder / DONE, _length(options))
+        write_json(folder / DONE, _length_of_stage(options))
     PartialState().wait_for_everyone()  # the next stage reads this folder
     return folder / "policy"
 
 
-def _length(options: commands.PolicyCommand) -> dict[str, float | None]:
-    """The options that make a stage longer; None for those that it does not have, as DPO."""
+def _length_of_stage(options: commands.PolicyCommand) -> dict[str, float | None]:
+    """Return the options that make a stage longer; None for those that it does not have, as DPO."""
     return {
         "updates": getattr(options, "updates", None),
         "prompt_epochs": getattr(options, "prompt_epochs", None),
@@ -365,7 +365,8 @@ def make_reward(
     if context.reward is not None:
         return context.reward
     model = model or ScalarHeadModel(load_score_model(context.base, rm))
-    batch = context.options.micro_batch_size or 16
+    # DPO has no such option: its reward scores held-out answers alone
+    batch = getattr(context.options, "micro_batch_size", 0) or 16
     return ModelReward(model, batch, reader_of(rm, context.tokenizer, context.task))
 
 
@@ -457,7 +458,7 @@ def _train_baseline(
     checkpoint = checkpoint_to_resume(run.path / "checkpoints", options.at)
 
     # 2. The trainer, with our records instead of its own. Nothing is deleted before it accepts the checkpoint.
-    policy = _to_train(load_policy(context.base, sft), options)
+    policy = _with_checkpointing(load_policy(context.base, sft), options)
     without_dropout(policy)
     logger = RunLogger(run, name.upper())
     trainer = make(context, policy, logger)
@@ -586,7 +587,7 @@ def _scores_by_code(context: RunContext[commands.EvaluatedCommand]) -> dict:
         }
     if not context.reward:
         return {}
-    hashes = _hashes(context, CODE["reward"], CODE["environment"], COLUMNS)
+    hashes = _hashes_of_contents(context, CODE["reward"], CODE["environment"], COLUMNS)
     return {
         "reward": context.reward,
         "reward_version": ", ".join([context.reward.name, *hashes]),
@@ -596,7 +597,7 @@ def _scores_by_code(context: RunContext[commands.EvaluatedCommand]) -> dict:
 def _name_of_model(context: RunContext) -> str:
     """Return what stored answers depend on, besides their policy: the base model and its number format."""
     options = context.options
-    parts = [options.model, *_hashes(context, "base model", "tokenizer")]
+    parts = [options.model, *_hashes_of_contents(context, "base model", "tokenizer")]
     if options.load_in_4bit:
         parts.append("4 bits")
     if options.dtype != ModelConfig.dtype:
@@ -604,7 +605,7 @@ def _name_of_model(context: RunContext) -> str:
     return ", ".join(parts)
 
 
-def _hashes(context: RunContext, *names: str) -> list[str]:
+def _hashes_of_contents(context: RunContext, *names: str) -> list[str]:
     """Return the first digits of the hashes of these contents; of those that the run reads."""
     contents = context.manifest["contents"]
     return [contents[name]["hash"][:12] for name in names if name in contents]

@@ -118,9 +118,9 @@ def _save(drawn: Iterable[tuple], figures: Path) -> None:
 def caption(responses: pd.DataFrame, asked: int) -> str:
     """Return the caption of the table of `summarise`; `asked` is the number of prompts that were asked for."""
     count = responses["id"].nunique()
-    prompts = f"{count} held-out prompts" + f" ({asked} asked for: the task has no more)" * (
-        count < asked
-    )
+    prompts = f"{count} held-out prompts"
+    if count < asked:
+        prompts += f" ({asked} asked for: the task has no more)"
     methods = responses["method"].unique().tolist()
     over = "SFT" if "SFT" in methods else methods[0]
     if responses["temperature"].nunique() > 1:
@@ -154,12 +154,10 @@ def _difference(method: str, base: str, gain: Mapping) -> str:
         return f"{method} scored the same as {base}."
     if gain["low"] <= 0 <= gain["high"]:
         return f"{method} could not be told apart from {base}: {interval(gain, '+.2f')}."
-    size = (
-        gain
-        if gain["low"] > 0
-        else {"mean": -gain["mean"], "low": -gain["high"], "high": -gain["low"]}
-    )
-    return f"{method} scored {interval(size)} {'higher' if size is gain else 'lower'} than {base}."
+    if gain["low"] > 0:
+        return f"{method} scored {interval(gain)} higher than {base}."
+    loss = {"mean": -gain["mean"], "low": -gain["high"], "high": -gain["low"]}
+    return f"{method} scored {interval(loss)} lower than {base}."
 
 
 def pass_report(path: Path, responses: pd.DataFrame, task: Task) -> str:
@@ -175,18 +173,22 @@ def pass_report(path: Path, responses: pd.DataFrame, task: Task) -> str:
 
 def example_answers(rows: pd.DataFrame, count: int) -> str:
     """Return the first answers of all methods side by side, with their scores."""
-    firsts, lines = name_temperatures(rows[rows["sample"] == 0]), []
-    shown = next((name for name in score_columns(rows) if name != "gold"), "")
-    for prompt, answers in list(firsts.groupby("prompt", sort=False))[:count]:
+    first_samples = name_temperatures(rows[rows["sample"] == 0])
+    shown_score = next((name for name in score_columns(rows) if name != "gold"), "")
+    by_prompt = list(first_samples.groupby("prompt", sort=False))
+    lines = []
+    for prompt, answers in by_prompt[:count]:
         lines.append(f"prompt: ...{' '.join(prompt.split())[-100:]}")
         for row in answers.to_dict("records"):
-            score = f" [{row[shown]:z.2f}]" if shown in row else ""
-            if "\n" in (text := row["response"].strip()):  # a program keeps its lines
-                lines += [f"{row['method']}{score}:", textwrap.indent(text[:300], "  ")]
-                continue
-            text = textwrap.shorten(text, 300, placeholder=" ...")
-            lines.append(
-                textwrap.fill(f"{row['method']}{score}: {text}", 100, subsequent_indent="  ")
-            )
+            head = row["method"]
+            if shown_score in row:
+                head += f" [{row[shown_score]:z.2f}]"
+            answer = row["response"].strip()
+            if "\n" in answer:  # a program keeps its lines
+                lines.append(f"{head}:")
+                lines.append(textwrap.indent(answer[:300], "  "))
+            else:
+                short = textwrap.shorten(answer, 300, placeholder=" ...")
+                lines.append(textwrap.fill(f"{head}: {short}", 100, subsequent_indent="  "))
         lines.append("")
     return "".join(f"{line}\n" for line in lines)

@@ -7,7 +7,12 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from marlhf_lite.config.commands import GenerateCommand, StageCommand
+from marlhf_lite.config.commands import (
+    GenerateCommand,
+    StageCommand,
+    environment_of,
+    sampler_of,
+)
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.models.loading import load_policy, new_policy
 from marlhf_lite.tasks.splits import Task
@@ -68,12 +73,15 @@ def _vllm_servers() -> Sampler:
 
 def open_sampler(options: StageCommand) -> Sampler:
     """Return the sampler of a run. Raises `InputError`."""
-    return open_dialogues(options) if options.sampler == "generate" else OwnSampler(options.sampler)
+    if sampler_of(options) == "generate":
+        return open_dialogues(options)
+    return OwnSampler(options.sampler)
 
 
 def open_dialogues(options: StageCommand | GenerateCommand) -> Sampler:
     """Return dialogues with the environment of `--environment`, or `generate` without one. Raises `InputError`."""
-    if not (name := options.environment):
+    name = environment_of(options)
+    if not name:
         return generate
     kind = import_user_code("environment", name, "the name of a class")
     with named_errors("environment", name):
@@ -109,5 +117,5 @@ def try_out(
         zip(encode_prompts(tokenizer, prompts), prompts, strict=True), key=lambda pair: len(pair[0])
     )[1]
     sampling = replace(sampling_of(options, options.max_response_length), names=("trial",))
-    with named_errors("sampler", options.sampler):
+    with named_errors("sampler", sampler_of(options)):
         trial(PolicyModel(first), tokenizer, [longest], sampling)

@@ -5,6 +5,7 @@ import errno
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from urllib.parse import urlsplit
 
 # Errors of a disk or folder -> the fix.
 DISK_FAULTS = {
@@ -55,6 +56,16 @@ class ServerError(InputError):
     """A server that the run needs fails; the run can continue later from where it is."""
 
 
+def check_address(option: str, text: str) -> None:
+    """Raise `InputError` if the value of an option looks like an address and cannot be read as one."""
+    if "://" not in text:
+        return
+    try:
+        _ = urlsplit(text).port  # which also reads the host
+    except ValueError as error:
+        raise InputError(f"--{option} {text}: not an address ({error}): check it") from None
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a question with the known name nearest to a word; empty if none is near."""
     close = difflib.get_close_matches(word, known, n=1)
@@ -69,19 +80,16 @@ def one_line(error: BaseException) -> str:
 def disk_fault(error: BaseException | None) -> str:
     """Return one line if an error or its cause says that a file could not be written or read; else nothing."""
     while error is not None:
-        number = (
-            errno.ENOSPC
-            if FULL_DISK.search(str(error))
-            else errno.EFBIG
-            if TOO_LARGE in str(error)
-            else None
-        )
-        fix = DISK_FAULTS.get(getattr(error, "errno", None), DISK_FAULTS.get(number))
-        if fix:
-            place, reason = (
-                getattr(error, "filename", None),
-                getattr(error, "strerror", None) or one_line(error),
-            )
-            return f"{f'{place}: ' if place else ''}not written or read ({reason}): {fix}"
+        number = getattr(error, "errno", None)
+        # writers that raise errors of their own, without a number
+        if number not in DISK_FAULTS and FULL_DISK.search(str(error)):
+            number = errno.ENOSPC
+        elif number not in DISK_FAULTS and TOO_LARGE in str(error):
+            number = errno.EFBIG
+        if number in DISK_FAULTS:
+            reason = getattr(error, "strerror", None) or one_line(error)
+            line = f"not written or read ({reason}): {DISK_FAULTS[number]}"
+            place = getattr(error, "filename", None)
+            return f"{place}: {line}" if place else line
         error = error.__cause__ or error.__context__
     return ""

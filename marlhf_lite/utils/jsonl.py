@@ -2,13 +2,16 @@
 
 import json
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from marlhf_lite.utils.errors import InputError
+
+# In the folder that a command has locked: the lock, and the folder of files that are not yet complete.
+LOCK = ".lock"
+UNFINISHED = ".unfinished"
 
 
 def write_json(path: str | Path, obj: Any) -> None:
@@ -31,24 +34,38 @@ def read_json(path: Path) -> dict:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace the file in one step: a reader finds the old content or the new one, also after a kill."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with replaced_at_the_end(path) as temporary, named_fault(path), open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def replaced_at_the_end(path: Path) -> Iterator[Path]:
+    """Give the path of a new file to write. If the block ends well, that file replaces `path` in one step."""
+    temporary = folder_for_unfinished(path) / f".{path.name}.{os.getpid()}.tmp"
+    temporary.unlink(missing_ok=True)  # of an earlier process with this number
     try:
-        with named_fault(path), open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove what killed writers left below a folder, in which nobody writes now."""
-    for path in [*folder.rglob(".*.tmp")]:
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+def folder_for_unfinished(path: Path) -> Path:
+    """Return the folder, made if it is missing, in which a file or folder is written before it gets its own name.
+
+    In a folder that a command has locked, it is one subfolder there, on the same disk. A killed writer leaves its half
+    of a file in it, and the next command in that run removes that subfolder and nothing else (`RunLock`). Elsewhere it
+    is the folder in which `path` is.
+    """
+    # run / stage / checkpoints / update / file: nothing in a run lies deeper
+    for folder in list(path.absolute().parents)[:4]:
+        if (folder / LOCK).exists():
+            place = folder / UNFINISHED
+            place.mkdir(exist_ok=True)
+            return place
+    return path.parent
 
 
 @contextmanager

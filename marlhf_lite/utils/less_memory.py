@@ -44,14 +44,14 @@ def with_less_memory(
                 raise
             # it ended between two passes of a step? all trainers share this
             GradientState().sync_gradients = True
-            half, now = size // 2, what.format(size)
-            size = rows_a_pass(half, share) if half and share else half
+            now = what.format(size)
+            size = size // 2
+            if size and share:
+                size = rows_a_pass(size, share)
             if not size or not alone:
-                fix = (
-                    f"give {size}"
-                    if size
-                    else "shorten the texts or --max_response_length, or use a smaller model"
-                )
+                fix = "shorten the texts or --max_response_length, or use a smaller model"
+                if size:
+                    fix = f"give {size}"
                 raise InputError(f"out of memory with {now}: {fix}") from error
         tqdm.write(f"out of memory with {now}: {size} from here on")
         # after `except`, which holds what was allocated
@@ -64,11 +64,11 @@ def keep_freed_memory() -> None:
 
     Tensors of 32 MiB or more are still given back. A user's own variables (MALLOC_TRIM_THRESHOLD_ and others) win.
     """
-    given = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
-    mallopt = (
-        None if given or sys.platform != "linux" else getattr(ctypes.CDLL(None), "mallopt", None)
-    )
-    if mallopt:
+    is_set_by_user = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
+    if is_set_by_user or sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt:  # other C libraries lack it
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
         mallopt(M_MMAP_THRESHOLD, 2**25)  # the most that it takes
 
@@ -80,20 +80,24 @@ def in_batches(
 
     The work must not depend on which rows share a slice. Raises as `with_less_memory`.
     """
-    results, done = [], 0
+    results = []
+    done = 0
     while done < count:
-        part, start = min(size, count - done), done
+        asked = min(size, count - done)
         result, rows = with_less_memory(
-            lambda rows, start=start: work(slice(start, start + rows)),
-            part,
+            lambda rows, start=done: work(slice(start, start + rows)),
+            asked,
             "{} responses at a time",
             alone=alone,
         )
         results.append(result)
-        size, done = size if rows == part else rows, done + rows
+        done += rows
+        if rows != asked:  # memory ended: the smaller size from here on
+            size = rows
     return results, size
 
 
 def rows_a_pass(asked: int, share: int) -> int:
     """Return the most rows within `asked` (0: no limit) that divide `share`, a process's rows of a step, 1 at least."""
-    return next(n for n in range(min(asked or share, share), 0, -1) if share % n == 0)
+    most = min(asked or share, share)
+    return next(rows for rows in range(most, 0, -1) if share % rows == 0)

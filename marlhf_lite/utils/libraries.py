@@ -41,9 +41,12 @@ def check_versions(package: str) -> None:
     from packaging.requirements import Requirement
 
     with suppress(metadata.PackageNotFoundError):
-        for need in map(Requirement, metadata.requires(package) or []):
-            there = "" if need.marker else metadata.version(need.name)  # a marker names an extra
-            if there and not need.specifier.contains(there, prereleases=True):
+        for text in metadata.requires(package) or []:
+            need = Requirement(text)
+            if need.marker:  # of an extra, which may be missing
+                continue
+            there = metadata.version(need.name)
+            if not need.specifier.contains(there, prereleases=True):
                 fix = f"pip install '{need}'"
                 raise InputError(
                     f"{need.name} {there} is installed, and {package} needs {need.specifier}: {fix}"

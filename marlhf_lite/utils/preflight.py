@@ -1,38 +1,36 @@
 """Preflight: find every problem of a run before it starts, and report all of them at once."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from marlhf_lite.utils.errors import InputError, raise_all
 
-Result = TypeVar("Result")
-MISSING: Any = object()  # in place of what could not be made
+
+class PartIsMissing(Exception):
+    """A step needs a part of the run that an earlier step could not make, and whose problem is on the list."""
 
 
-class Preflight:
-    """Makes and checks what a run needs, step by step, and goes on after a problem to find the next one."""
+class ProblemList:
+    """The problems that the steps of a preflight meet; each step is a block of `collect`."""
 
     def __init__(self):
         self.problems: list[InputError] = []
 
-    def attempt(self, function: Callable[..., Result], *args: object) -> Result:
-        """Return `function(*args)`; an `InputError` becomes a problem, and the result `MISSING`.
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """Put an `InputError` of the block on the list, so that the next step finds the next problem.
 
-        A function that needs something that is missing is not called, and its result is missing, too.
+        A block that needs a missing part ends without a problem: the user is told what is wrong, not what follows from
+        it. Of two steps that meet the same problem, one is on the list.
         """
-        if any(argument is MISSING for argument in args):
-            return MISSING
         try:
-            return function(*args)
-        except InputError as error:
-            self._add(error)
-            return MISSING
+            yield
+        except PartIsMissing:
+            return
+        except InputError as problem:
+            if str(problem) not in [str(earlier) for earlier in self.problems]:
+                self.problems.append(problem)
 
     def stop_if_any_problem(self) -> None:
         """Raise `InputError` with a line for each problem, if there are any."""
         raise_all(self.problems)
-
-    def _add(self, problem: InputError) -> None:
-        known = [str(earlier) for earlier in self.problems]
-        if str(problem) not in known:  # two steps may meet the same one
-            self.problems.append(problem)

@@ -1,5 +1,6 @@
 """Make text of data, answers and servers safe for a terminal or a table, and standard streams safe for any text."""
 
+import os
 import re
 import sys
 from contextlib import suppress
@@ -49,5 +50,7 @@ def open_streams() -> None:
     # streams of notebooks and tests may lack it
     if reconfigure := getattr(sys.stdout, "reconfigure", None):
         reconfigure(errors="backslashreplace")
-    if sys.stderr is sys.__stderr__ and sys.stderr is not None:
+    if sys.stderr is None:  # closed, as by 2>&- in a shell: bars of progress would write to it
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the whole process
+    elif sys.stderr is sys.__stderr__:
         sys.stderr = _Unread(sys.stderr)

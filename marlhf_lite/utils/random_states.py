@@ -8,9 +8,13 @@ import torch
 
 def random_states() -> tuple:
     """Return the states of the generators of torch, GPU, Python and numpy: sampling, training and rewards may draw."""
+    cuda = []
+    if torch.cuda.is_available():
+        cuda = [torch.cuda.get_rng_state()]
+    # as a list, because checkpoints hold no arrays of numpy
     kind, keys, *rest = numpy.random.get_state()
-    cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
-    return torch.get_rng_state(), cuda, random.getstate(), (kind, keys.tolist(), *rest)
+    of_numpy = (kind, keys.tolist(), *rest)
+    return torch.get_rng_state(), cuda, random.getstate(), of_numpy
 
 
 def set_random_states(saved: tuple) -> None:

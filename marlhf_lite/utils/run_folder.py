@@ -2,6 +2,7 @@
 
 The manifest makes a folder a run. It is written first, and holds
 
+- command: the name of the command that made it, as `ppo` of `marlhf ppo`;
 - options: those of the run, with the `versions` of the start. config.yaml is a copy for readers: an edited copy is an
   error, a missing one is written again;
 - date: the day that chat templates see as today (`tasks.chats`), fixed when the run starts;
@@ -13,14 +14,17 @@ Figures, reports and notebooks read the other files: metrics.jsonl, tests.jsonl,
 """
 
 import datetime
+import errno
 import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import filelock
@@ -29,9 +33,10 @@ import yaml
 from marlhf_lite import __version__
 from marlhf_lite.utils.errors import DISK_FAULTS, InputError
 from marlhf_lite.utils.jsonl import (
+    LOCK,
+    UNFINISHED,
     append_lines,
     read_lines,
-    remove_unfinished,
     to_jsonable,
     write_atomically,
 )
@@ -39,7 +44,10 @@ from marlhf_lite.utils.jsonl import (
 PACKAGES = ("torch", "transformers", "peft", "trl", "accelerate", "datasets")
 CONFIG, METRICS, SAMPLES, TESTS = "config.yaml", "metrics.jsonl", "samples.jsonl", "tests.jsonl"
 MANIFEST = "manifest.json"
-LOCK = ".lock"
+# What makes a file a manifest -> its type.
+KEYS_OF_A_MANIFEST = {"options": dict, "date": str, "contents": dict, "accepted": list}
+# Errors of disks and systems that have no locks: a run goes on there without one.
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def split_paths(text: str) -> list[str]:
@@ -56,27 +64,54 @@ class RunLock(ExitStack):
     taken = False  # by this lock
 
     def take(self, path: Path) -> None:
-        """Lock this folder, make it if it is missing, and remove what killed writers left in it.
+        """Lock this folder, make it if it is missing, and remove what killed writers left in it if it is a run.
 
-        Raises `InputError` if another process has locked it.
+        On a disk without locks a note says so. Raises `InputError` if another process has locked it, or if it cannot be
+        locked, as with a lock of another user or a link in its place.
         """
         if self.taken:
             return
         path.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(path / LOCK)
-        try:
-            lock.acquire(timeout=0)
-        except filelock.Timeout:
-            what = "another process works in it: wait until it ends, or stop it"
-            raise InputError(
-                f"{path}: {what} (if no machine runs one, delete {LOCK} there)"
-            ) from None
-        # a disk without locks, or a full one, which later errors report better
-        except (OSError, NotImplementedError):
+        lock = _locked(path / LOCK)
+        if lock is None:
+            print(f"note: {path}: this disk has no locks: start one command at a time in it")
             return
         self.taken = True
         self.callback(lock.release)
-        remove_unfinished(path)
+        self.callback(_remove_if_empty, path / UNFINISHED)
+        if is_run(path):
+            shutil.rmtree(path / UNFINISHED, ignore_errors=True)
+
+
+def _locked(file: Path) -> filelock.BaseFileLock | None:
+    """Return the lock of this file, taken; None on a disk without locks. Raises `InputError`."""
+    lock = filelock.FileLock(file)
+    try:
+        # of a disk without locks: the caller says so
+        with warnings.catch_warnings(action="ignore"):
+            lock.acquire(timeout=0)
+    except filelock.Timeout:
+        what = "another process works in it: wait until it ends, or stop it"
+        raise InputError(
+            f"{file.parent}: {what} (if no machine runs one, delete {file.name} there)"
+        ) from None
+    except NotImplementedError:  # filelock 3 for ENOSYS
+        return None
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            return None
+        what = f"cannot be locked ({error.strerror}): delete it, or choose another folder"
+        raise InputError(f"{file}: {what}") from None
+    # filelock 4 for ENOSYS: a mere file, which would stay after a kill
+    if isinstance(lock, filelock.SoftFileLock):
+        lock.release()
+        return None
+    return lock
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
 
 
 class RunFolder:
@@ -88,8 +123,9 @@ class RunFolder:
     def __init__(self, path: Path, config: dict, manifest: Mapping | None = None):
         self.path = path
         self.config = config
-        today = {"date": datetime.date.today().isoformat(), "contents": {}, "accepted": []}
-        self.manifest = today | dict(manifest or {})
+        today = datetime.date.today().isoformat()
+        empty = {"command": "", "date": today, "contents": {}, "accepted": []}
+        self.manifest = empty | dict(manifest or {})
 
     @classmethod
     def create(
@@ -110,9 +146,16 @@ class RunFolder:
         config = to_jsonable(dict(config), "config", allow_nan=True) | {"versions": environment()}
         check_output_dir(path)
         path.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(path / UNFINISHED, ignore_errors=True)  # of a start that was killed
         run = cls(path, {}, manifest)
         run.update_config(config)
         return run
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether `marlhf evaluate` made it. Runs of version 1.0 have no `command`: only evaluations have policies."""
+        command = self.manifest["command"]
+        return command == "evaluate" or (not command and "policies" in self.config)
 
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":
@@ -124,27 +167,17 @@ class RunFolder:
         manifest = _read_manifest(path)
         if not manifest:
             reason = f"it has no {MANIFEST}" if path.is_dir() else "there is no such folder"
-            raise InputError(
-                f"{path}: not a run ({reason}): give the --output_dir of a training run"
-            )
+            fix = "give the --output_dir of a training run"
+            raise InputError(f"{path}: not a run ({reason}): {fix}")
         options = manifest.pop("options")
         if (path / CONFIG).exists():
-            shown = read_yaml(path / CONFIG)
-            for name in [
-                name
-                for name in {**options, **shown}
-                if repr(options.get(name)) != repr(shown.get(name))
-            ][:1]:
-                found = shown.get(name, "missing")
-                fix = f"restore it, or delete {CONFIG}: the manifest has the options"
-                raise InputError(
-                    f"{path / CONFIG}: {name} is {found}, but the run has {options.get(name)}: {fix}"
-                )
+            _check_copy_of_options(path / CONFIG, options)
         return cls(path, options, manifest)
 
     def update_config(self, changes: Mapping) -> None:
         """Write manifest and config.yaml again with these values; `versions` stay those of the start."""
-        self.config |= to_jsonable(dict(changes), "config", allow_nan=True)
+        plain = to_jsonable(dict(changes), "config", allow_nan=True)
+        self.config |= plain
         # config.yaml is missing in between, so that a kill leaves no two files that differ.
         (self.path / CONFIG).unlink(missing_ok=True)
         manifest = self.manifest | {"options": self.config}
@@ -174,8 +207,11 @@ class RunFolder:
 
     def position(self) -> dict[str, int]:
         """Return the size of each log in bytes, which a checkpoint stores."""
-        logs = (self.path / name for name in (METRICS, SAMPLES, TESTS))
-        return {log.name: log.stat().st_size if log.exists() else 0 for log in logs}
+        sizes = {}
+        for name in (METRICS, SAMPLES, TESTS):
+            log = self.path / name
+            sizes[name] = log.stat().st_size if log.exists() else 0
+        return sizes
 
     def truncate_logs(self, position: Mapping[str, int]) -> None:
         """Cut the logs back to an earlier `position`, which `check_logs` accepts, before a run resumes from there."""
@@ -192,12 +228,22 @@ class RunFolder:
                 )
 
 
+def _check_copy_of_options(file: Path, options: Mapping) -> None:
+    """Raise `InputError` if config.yaml, a copy of a run's options for readers, says something else."""
+    shown = read_yaml(file)
+    for name in {**options, **shown}:
+        # as text, because NaN is not equal to itself, and True is equal to 1
+        if repr(options.get(name)) != repr(shown.get(name)):
+            found = shown.get(name, "missing")
+            what = f"{name} is {found}, but the run has {options.get(name)}"
+            fix = f"restore it, or delete {CONFIG}: the manifest has the options"
+            raise InputError(f"{file}: {what}: {fix}")
+
+
 def check_output_dir(path: Path) -> None:
-    """Raise `InputError` if a folder cannot be made or holds anything but a lock and what a killed writer left."""
+    """Raise `InputError` if a folder cannot be made or holds anything but a lock and what a killed start left."""
     check_writable("--output_dir", path)
-    if path.exists() and any(
-        item.name != LOCK and not item.match(".*.tmp") for item in path.iterdir()
-    ):
+    if path.exists() and any(item.name not in (LOCK, UNFINISHED) for item in path.iterdir()):
         raise InputError(
             f"--output_dir {path}: exists already: choose another name, or delete the folder"
         )
@@ -205,19 +251,17 @@ def check_output_dir(path: Path) -> None:
 
 def check_writable(option: str, path: Path) -> None:
     """Raise `InputError` if the folder `path`, which `option` names, cannot be created or written to."""
-    parent = next(p for p in (path, *path.parents) if p.exists())
-    if not parent.is_dir():
-        raise InputError(
-            f"{option} {path}: cannot be made ({parent} is a file): choose another name"
-        )
+    nearest = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not nearest.is_dir():
+        reason = f"{nearest} is a file"
+        raise InputError(f"{option} {path}: cannot be made ({reason}): choose another name")
     try:
         # rights do not tell, as for the administrator and in /proc
-        tempfile.TemporaryFile(dir=parent).close()
+        tempfile.TemporaryFile(dir=nearest).close()
     except OSError as error:
+        reason = f"nothing can be written in {nearest}"
         fix = DISK_FAULTS.get(error.errno, "choose another folder")
-        raise InputError(
-            f"{option} {path}: cannot be made (nothing can be written in {parent}): {fix}"
-        ) from None
+        raise InputError(f"{option} {path}: cannot be made ({reason}): {fix}") from None
 
 
 def is_run(path: Path) -> bool:
@@ -231,16 +275,67 @@ def _read_manifest(path: Path) -> dict:
         manifest = json.loads((path / MANIFEST).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (OSError, ValueError):
-        what = "is damaged, which tells what the run was made from"
-        raise InputError(f"{path}: {MANIFEST} {what}: make the run again, or delete it") from None
-    keys = {"options", "date", "contents", "accepted"}
-    return manifest if isinstance(manifest, dict) and keys <= manifest.keys() else {}
+    except (OSError, ValueError, RecursionError):
+        raise _damaged_manifest(path) from None
+    if not isinstance(manifest, dict) or not manifest.keys() >= {*KEYS_OF_A_MANIFEST}:
+        return {}
+    if not _has_types_of_a_manifest(manifest):
+        raise _damaged_manifest(path)
+    return manifest
+
+
+def _damaged_manifest(path: Path) -> InputError:
+    what = "is damaged, which tells what the run was made from"
+    return InputError(f"{path}: {MANIFEST} {what}: make the run again, or delete it")
+
+
+def _has_types_of_a_manifest(manifest: dict) -> bool:
+    """Return whether what a file has under the names of a manifest is of the types that a run writes.
+
+    Later steps rely on them. A manifest that was edited, or made to harm, may hold anything.
+    """
+    for name, kind in KEYS_OF_A_MANIFEST.items():
+        if not isinstance(manifest[name], kind):
+            return False
+    if not isinstance(manifest.get("command", ""), str):
+        return False
+    if not isinstance(manifest["options"].get("versions", {}), dict):
+        return False
+    for entry in manifest["contents"].values():
+        if not isinstance(entry, dict) or not isinstance(entry.get("place"), str):
+            return False
+        if not isinstance(entry.get("hash"), str):
+            return False
+    if not all(isinstance(entry, dict) for entry in manifest["accepted"]):
+        return False
+    try:
+        datetime.date.fromisoformat(manifest["date"])
+    except ValueError:
+        return False
+    return True
+
+
+@contextmanager
+def vanished_run_named(path: Path) -> Iterator[None]:
+    """Inside, an error becomes one line if the run at `path` has gone meanwhile, whatever missed it first.
+
+    Somebody deleted or moved its folder, or its disk is no longer there.
+    """
+    try:
+        yield
+    except Exception as error:
+        if is_run(path):
+            raise
+        what = "the run's folder is gone, in which this command writes"
+        raise InputError(f"{path}: {what}: give the command again") from error
 
 
 def run_of(folder: Path) -> Path | None:
     """Return the run that a folder is, or whose stage or policy it holds; None if there is none."""
-    return next((run for run in (folder, *folder.parents[:2]) if is_run(run)), None)
+    for place in (folder, *folder.parents[:2]):
+        if is_run(place):
+            return place
+    return None
 
 
 def read_yaml(path: Path, source: str = "") -> dict:
@@ -250,7 +345,8 @@ def read_yaml(path: Path, source: str = "") -> dict:
         values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
         raise InputError(f"{source}: cannot be read ({error.strerror}): check the path") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    # PyYAML lets errors of Python through, as for a date in month 13, and for lists that lie 1,000 deep
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{source}: not YAML in UTF-8: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise InputError(
@@ -267,23 +363,25 @@ def environment() -> dict:
     """
     import torch  # here, because reading run folders needs no torch
 
-    commit = (
-        _git("rev-parse", "HEAD")
-        if _git("ls-files", "--error-unmatch", Path(__file__).name)
-        else None
-    )
-    read = (":/", *(f":(top,exclude){folder}" for folder in ("data/results", "figures")))
-    status = _git("status", "--porcelain", "--untracked-files=no", "--", *read) if commit else None
+    is_in_git = _git("ls-files", "--error-unmatch", Path(__file__).name)
+    commit = _git("rev-parse", "HEAD") if is_in_git else None
+    is_dirty = None
+    if commit:
+        not_read = [f":(top,exclude){folder}" for folder in ("data/results", "figures")]
+        status = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", *not_read)
+        is_dirty = None if status is None else bool(status)
+    versions = {package: importlib.metadata.version(package) for package in PACKAGES}
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "python": platform.python_version(),
-        **{package: importlib.metadata.version(package) for package in PACKAGES},
+        **versions,
         "marlhf_lite": __version__,
         "git_commit": commit,
-        "git_dirty": None if status is None else bool(status),
+        "git_dirty": is_dirty,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "platform": platform.platform(),
         "processor": _processor(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "gpu": gpu,
         "threads": torch.get_num_threads(),
     }
 
@@ -291,16 +389,19 @@ def environment() -> dict:
 def _processor() -> str:
     """Return the processor's model: a different one sums in a different order, and a stored run cannot be repeated."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return platform.processor() or platform.machine()
-    facts = {
-        name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)
-    }
-    names = ("model name", "cpu family", "model", "stepping")
-    return ", ".join(
-        f"{name} {facts[name]}".removeprefix("model name ") for name in names if name in facts
-    )
+    facts = {}
+    of_first_core = text.split("\n\n")[0]
+    for line in of_first_core.splitlines():
+        name, _, value = line.partition(":")
+        facts[name.strip()] = value.strip()
+    words = []
+    for name in ("model name", "cpu family", "model", "stepping"):
+        if name in facts:
+            words.append(f"{name} {facts[name]}".removeprefix("model name "))
+    return ", ".join(words)
 
 
 def _git(*arguments: str) -> str | None:

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.jsonl import apply_umask, write_json
+from marlhf_lite.utils.jsonl import apply_umask, folder_for_unfinished, write_json
 from marlhf_lite.utils.shard_names import METADATA
 
 SEAL = "hashes.json"
@@ -88,7 +88,7 @@ def atomic_folder(final: Path) -> Iterator[Path]:
     final = final.resolve()  # of a link, the folder that it leads to
     final.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(
-        prefix=f".{final.name}.", suffix=".tmp", dir=final.parent
+        prefix=f".{final.name}.", suffix=".tmp", dir=folder_for_unfinished(final)
     ) as temporary:
         place = Path(temporary) / final.name  # it gets the mode of other new folders
         yield place

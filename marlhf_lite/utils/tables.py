@@ -8,9 +8,9 @@ from marlhf_lite.utils.printable import printable
 
 def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table of these cells."""
-    return printable(
-        "\n".join("| " + " | ".join(line) + " |" for line in [heads, ["---"] * len(heads), *rows])
-    )
+    under_heads = ["---"] * len(heads)
+    lines = [f"| {' | '.join(cells)} |" for cells in (heads, under_heads, *rows)]
+    return printable("\n".join(lines))
 
 
 def table(
@@ -21,9 +21,11 @@ def table(
     `columns` are names in the rows and their headings; names that no row has are left out.
     """
     names = [name for name in columns if any(name in row for row in rows)]
-    return markdown(
-        [columns[name] for name in names], [[cell(row, name) for name in names] for row in rows]
-    )
+    heads = [columns[name] for name in names]
+    lines = []
+    for row in rows:
+        lines.append([cell(row, name) for name in names])
+    return markdown(heads, lines)
 
 
 def number(value: float | None, form: str = ".2f") -> str:
@@ -43,11 +45,18 @@ def interval(value: Mapping, form: str = ".2f", beside: float = 0) -> str:
     `beside` is the value whose side matters: 0 for a difference and 1 for a ratio. Equal values, a single value and
     undefined ones (NaN) get the mean without an interval.
     """
-    mean, low, high = (value[name] for name in ("mean", "low", "high"))
+    mean = value["mean"]
+    low = value["low"]
+    high = value["high"]
     if low is None or not low < high:
         return number(mean, form)
-    gaps = (low - beside, high - beside, (high - low) / 4)
-    least = min(abs(gap) for gap in gaps if gap) * (100 if form.endswith("%") else 1)
-    sign, digits = form[: form.index(".")], int(form[form.index(".") + 1 : -1])
-    form = f"{sign}.{max(digits, math.ceil(-math.log10(2 * least)))}{form[-1]}"
+    # The smallest distance that must not be rounded away: of an end to `beside`, or a quarter of the width.
+    distances = [abs(low - beside), abs(high - beside), (high - low) / 4]
+    smallest = min(distance for distance in distances if distance)
+    if form.endswith("%"):
+        smallest *= 100
+    digits_needed = math.ceil(-math.log10(2 * smallest))
+    sign, _, rest = form.partition(".")
+    digits = max(int(rest[:-1]), digits_needed)
+    form = f"{sign}.{digits}{rest[-1]}"
     return f"{number(mean, form)} [{number(low, form)}, {number(high, form)}]"

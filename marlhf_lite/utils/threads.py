@@ -13,11 +13,19 @@ import time
 import psutil
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # a user's own choice
+
+
 # Read when this is imported, before `marlhf` sets them for libraries that read them once.
-GIVEN = next(
-    (max(int(value), 1) for name in VARIABLES if (value := os.environ.get(name, "")).isdigit()),
-    None,
-)
+def threads_of_user() -> int | None:
+    """Return the number of threads that the user has set; None if he has set none."""
+    for name in VARIABLES:
+        value = os.environ.get(name, "")
+        if value.isdigit():
+            return max(int(value), 1)
+    return None
+
+
+GIVEN = threads_of_user()
 INTERVAL = 0.25  # seconds: the shortest time over which a load can be measured
 
 
@@ -26,12 +34,15 @@ def choose_threads() -> int:
     if GIVEN:
         return GIVEN
     process = psutil.Process()
-    psutil.cpu_percent(percpu=True), process.cpu_percent()  # the measurement begins
+    # Both functions return the load since their last call: the first calls begin the measurement.
+    psutil.cpu_percent(percpu=True)
+    process.cpu_percent()
     time.sleep(INTERVAL)
-    loads, ours = psutil.cpu_percent(percpu=True), process.cpu_percent()
-    # On Linux a process may be limited to some cores.
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(loads))
-    loads = [load for core, load in enumerate(loads) if core in cores] or loads
+    loads = psutil.cpu_percent(percpu=True)
+    ours = process.cpu_percent()
+    if hasattr(os, "sched_getaffinity"):  # on Linux a process may be limited to some cores
+        cores = os.sched_getaffinity(0)
+        loads = [load for core, load in enumerate(loads) if core in cores] or loads
     # A core is busy if others use more than half of it; two threads of one physical core count once.
     free = math.floor(len(loads) - (sum(loads) - ours) / 100 + 0.5)
     return max(1, min(free, psutil.cpu_count(logical=False) or len(loads)))

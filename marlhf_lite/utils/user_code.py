@@ -81,22 +81,19 @@ def named_errors(option: str, name: str) -> Iterator[None]:
             raise ServerError(f"--{option} {name}: {error}") from error
         if isinstance(error, InputError):
             raise InputError(f"--{option} {name}: {error}{line_of(name, error)}") from error
-        fix = (
-            "end its arguments with **context"
-            if "unexpected keyword argument" in str(error)
-            else "correct it"
-        )
-        raise InputError(
-            f"--{option} {name}: raised {one_line(error)}{line_of(name, error)}: {fix}"
-        ) from error
+        fix = "correct it"
+        if "unexpected keyword argument" in str(error):
+            fix = "end its arguments with **context"
+        what = f"raised {one_line(error)}{line_of(name, error)}"
+        raise InputError(f"--{option} {name}: {what}: {fix}") from error
 
 
 def line_of(name: str, error: BaseException) -> str:
-    """Return where in the module of `name` the error came from."""
-    file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
-    lines = [
-        frame.lineno
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename == file
-    ]
-    return f" (line {lines[-1]} of {os.path.basename(file)})" if lines else ""
+    """Return where in the module of `name` the error came from; empty if it came from elsewhere."""
+    module = sys.modules.get(name.partition(":")[0])
+    file = getattr(module, "__file__", None)
+    place = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename == file:  # the last one is the innermost
+            place = f" (line {frame.lineno} of {os.path.basename(file)})"
+    return place

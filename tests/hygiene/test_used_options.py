@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 from marlhf_lite.config.commands import COMMANDS, option_names
-from marlhf_lite.config.support import TABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACES = ("marlhf_lite/config/presets/**/*.yaml", "marlhf_lab/studies/protocols/*.yaml")
@@ -21,7 +20,3 @@ def test_every_option_is_used_or_known():
     used = set(re.findall(r"\w+", " ".join(file.read_text(encoding="utf-8") for file in files)))
     options = {name for command in COMMANDS.values() for name in option_names(command)}
     assert len(options) <= 125 and not options - used
-
-
-def test_the_page_has_the_support_matrix():
-    assert TABLE in (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")

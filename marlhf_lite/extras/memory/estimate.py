@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from marlhf_lite.config.commands import MemoryCommand
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import ModelConfig
-from marlhf_lite.config.support import refuse
+from marlhf_lite.config.support import refuse_what_does_not_go_together
 from marlhf_lite.models.architectures import known_config
 from marlhf_lite.models.door import empty_model, read_config
 from marlhf_lite.models.loading import model_path
@@ -62,7 +62,7 @@ def memory_report(options: MemoryCommand) -> str:
     Data with unit tests have no pairs to train a reward model on. Raises `InputError` for weights that training
     refuses.
     """
-    refuse(
+    refuse_what_does_not_go_together(
         {
             "finetune": options.finetune,
             "4 bits": "yes" if options.load_in_4bit else "no",
