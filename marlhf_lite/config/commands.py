@@ -37,6 +37,11 @@ class CommandTraits:
     shows_sft = True
 
     @property
+    def is_evaluation(self) -> bool:
+        """Whether it trains nothing, and answers held-out prompts."""
+        return self.answers and not self.stages
+
+    @property
     def is_whole_run(self) -> bool:
         """Whether it trains several stages, each from the one before."""
         return len(self.stages) > 1

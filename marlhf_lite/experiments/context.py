@@ -154,8 +154,7 @@ def open_context(
     start_processes()
     # All processes take the main one's folder: its default name contains the time, and clocks differ.
     path = Path(broadcast_object_list([options.output_dir])[0])
-    is_evaluation = not options.stages
-    reopens = bool(options.resume) or (is_evaluation and is_run(path))
+    reopens = bool(options.resume) or (options.is_evaluation and is_run(path))
     plan = PlannedRun(options, path, inputs or Inputs(), lock, reopens)
 
     # 1. Everything but the base model: steps and checks, each of which may find a problem.
@@ -334,8 +333,7 @@ def check_folder(plan: PlannedRun) -> None:
     path = plan.path
     if plan.reopens:
         option = "--resume" if plan.options.resume else "--output_dir"
-        is_evaluation = not plan.options.stages
-        if is_evaluation and not RunFolder.open(path).is_evaluation:
+        if plan.options.is_evaluation and not RunFolder.open(path).is_evaluation:
             what = "a run that trained, which an evaluation would write over"
             raise InputError(f"{option} {path}: {what}: choose another --output_dir")
         check_writable(option, path)
@@ -427,14 +425,13 @@ def load_base_model(plan: PlannedRun) -> None:
 def make_manifest(plan: PlannedRun) -> None:
     """Make the run's manifest, compared with its earlier one and with those of earlier runs, and notes on it."""
     options = plan.options
-    is_evaluation = not options.stages
     contents = contents_of(options, plan.inputs, plan.tokenizer.chat_template, plan.task)
     changed = []
     if plan.own_run:
-        accepts = options.accept_changed or is_evaluation
+        accepts = options.accept_changed or options.is_evaluation
         changed = check_contents(plan.own_run, contents, accepts)
     accepted = []
-    if not plan.own_run or is_evaluation:  # else the run's own manifest has them
+    if not plan.own_run or options.is_evaluation:  # else the run's own manifest has them
         for run in plan.earlier_runs:
             accepted += check_earlier(run, options, contents, options.accept_changed)
     plan.manifest = {
@@ -444,7 +441,7 @@ def make_manifest(plan: PlannedRun) -> None:
         "accepted": accepted + changed,
     }
     plan.notes_on_changes = []
-    if is_evaluation:
+    if options.is_evaluation:
         for entry in changed:
             what = f"{entry['what']} has other content than in {entry['run']}"
             plan.notes_on_changes.append(f"{what}: answers are sampled again")
@@ -527,6 +524,7 @@ def _counts(task: Task) -> dict[str, int]:
 
 def _print_start(options: StageCommand, inputs: Inputs, task: Task) -> None:
     """Print the model and data that an earlier run decided, and how the rows were read."""
+    # the first option that names a model decides model and data
     options_with_models = [name for name in ("sft", "rm", "policies") if getattr(inputs, name)]
     if options_with_models:
         had = f"--model {options.model}; data: --dataset {task.name}"
@@ -561,7 +559,7 @@ def _notes_on_options(
         if base:
             question = "are these the same weights?"
             yield f"{folder} was trained on {base}, and --model is {options.model}: {question}"
-    if not options.stages and reward and task.gold:
+    if options.is_evaluation and reward and task.gold:
         is_environment = isinstance(reward, EnvironmentReward)
         source = "rewards of --environment" if is_environment else "--reward"
         shown = f"{task.name} has a gold score, and the tables show that one"

@@ -84,7 +84,7 @@ def run_command(context: RunContext) -> None:
     stages = context.options.stages
     sft = context.inputs.sft
     rm = context.inputs.rm
-    if not stages:
+    if context.options.is_evaluation:
         evaluate(context, context.inputs.policies, sft, rm)
     elif context.options.is_whole_run:
         run_all(context)
@@ -291,6 +291,7 @@ def _trained_already(
     # `--at` trains again what came after that update
     if not context.resume or options.at is not None:
         return None
+    # the last file that a stage writes: how long it was to be
     mark = context.path / name / DONE
     policy = context.path / name / "policy"
     is_whole = mark.is_file() and policy.is_dir()

@@ -47,9 +47,8 @@ class _Unread(_Stream):
 
 def open_streams() -> None:
     """Write letters that standard output's encoding (such as Windows' cp1252) lacks as \\uXXXX; see `_Unread`."""
-    # streams of notebooks and tests may lack it
-    if reconfigure := getattr(sys.stdout, "reconfigure", None):
-        reconfigure(errors="backslashreplace")
+    if hasattr(sys.stdout, "reconfigure"):  # streams of notebooks and tests may lack it
+        sys.stdout.reconfigure(errors="backslashreplace")
     if sys.stderr is None:  # closed, as by 2>&- in a shell: bars of progress would write to it
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the whole process
     elif sys.stderr is sys.__stderr__:

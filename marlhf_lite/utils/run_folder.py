@@ -277,7 +277,8 @@ def _read_manifest(path: Path) -> dict:
         return {}
     except (OSError, ValueError, RecursionError):
         raise _damaged_manifest(path) from None
-    if not isinstance(manifest, dict) or not manifest.keys() >= {*KEYS_OF_A_MANIFEST}:
+    is_ours = isinstance(manifest, dict) and KEYS_OF_A_MANIFEST.keys() <= manifest.keys()
+    if not is_ours:
         return {}
     if not _has_types_of_a_manifest(manifest):
         raise _damaged_manifest(path)
