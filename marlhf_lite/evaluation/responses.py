@@ -88,6 +88,7 @@ class ResponseStore:
 def write_rows(path: Path, rows: pd.DataFrame) -> None:
     """Write a JSON-lines file of these responses; a reader sees the old file or the new one."""
     with replaced_at_the_end(path) as new:
+        new.unlink(missing_ok=True)  # of an earlier process with this number: lines are appended
         append_lines(new, to_records(rows))
 
 

@@ -44,7 +44,6 @@ def write_atomically(path: Path, data: bytes) -> None:
 def replaced_at_the_end(path: Path) -> Iterator[Path]:
     """Give the path of a new file to write. If the block ends well, that file replaces `path` in one step."""
     temporary = folder_for_unfinished(path) / f".{path.name}.{os.getpid()}.tmp"
-    temporary.unlink(missing_ok=True)  # of an earlier process with this number
     try:
         yield temporary
         os.replace(temporary, path)
