@@ -50,63 +50,96 @@ def learning_table(
     """
     rows = []
     for group, names in groups.items():
-        runs = {name: {r["seed"]: r for r in results if r["method"] == name} for name in names}
-        runs = {name: by_seed for name, by_seed in runs.items() if by_seed}
-        speeds = {
-            name: {seed: _speed(run, threshold, window) for seed, run in runs[name].items()}
-            for name in runs
-        }
-        rows += [
-            _row(group, name, runs[name], speeds[name], speeds[next(iter(runs))]) for name in runs
-        ]
+        by_method = {}
+        for name in names:
+            runs = {result["seed"]: result for result in results if result["method"] == name}
+            if runs:
+                by_method[name] = runs
+        speeds = {}
+        for name, runs in by_method.items():
+            speeds[name] = {
+                seed: speed_of(run, threshold, window) for seed, run in sorted(runs.items())
+            }
+        for place, (name, runs) in enumerate(by_method.items()):
+            row = {"group": group, "method": name} | summary_of_speeds(speeds[name])
+            if place > 0:
+                reference = speeds[next(iter(by_method))]
+                row |= differences_from(reference, speeds[name])
+            row |= critic_while_learning(runs, speeds[name])
+            options = runs[row["seeds"][0]]["options"]
+            rows.append(row | _kept(options, row.get("credit_seen")))
     return rows
 
 
-def _speed(run: Mapping, threshold: float, window: int) -> dict:
-    """Return updates to the threshold (`reached`, None: never; `updates`, the budget for never), and the area."""
-    scores, updates = [row[SCORE] for row in curve_of(run)], updates_to(run, threshold, window)
-    return {"reached": updates, "updates": updates or len(scores), "area": float(np.mean(scores))}
+def speed_of(run: Mapping, threshold: float, window: int) -> dict:
+    """Return how fast a run learned.
+
+    `reached` is the update at which it reached the threshold, None if it never did; `updates` is the same, or the
+    budget of the run if it never did; `area` is its mean score over all updates.
+    """
+    scores = [row[SCORE] for row in curve_of(run)]
+    reached = updates_to(run, threshold, window)
+    return {"reached": reached, "updates": reached or len(scores), "area": float(np.mean(scores))}
 
 
-def _row(group: str, name: str, runs: Mapping, speeds: Mapping, reference: Mapping) -> dict:
-    seeds = sorted(runs)
-    reached, areas = ([speeds[seed][key] for seed in seeds] for key in ("reached", "area"))
-    median = float(np.median([inf if x is None else x for x in reached]))
-    row = {"group": group, "method": name, "seeds": seeds}
-    row["updates"] = {"median": median if median < inf else None, "by_seed": reached}
-    row["area"] = {"mean": float(np.mean(areas)), "by_seed": areas}
-    if speeds is not reference:
-        for key in ("updates", "area"):
-            gaps = [speeds[seed][key] - reference[seed][key] for seed in seeds if seed in reference]
-            row[f"{key}_difference"] = t_interval(gaps)
-    # While the policy is learning: later all scores are equal, and there is no credit to predict.
-    learning = [step for seed in seeds for step in curve_of(runs[seed])[: speeds[seed]["updates"]]]
-    for key in CRITIC:
-        values = [step[key] for step in learning if step.get(key) is not None]
-        if values:
-            row[key] = float(np.mean(values))
-    return row | _kept(runs[seeds[0]]["options"], row.get("credit_seen"))
+def summary_of_speeds(speeds: Mapping[int, Mapping]) -> dict:
+    """Return seeds, updates and area of a method; `speeds`: seed -> `speed_of` its run.
+
+    The median of updates counts a run that never arrives as later than all others, and is None if it is such a run.
+    """
+    reached = [speed["reached"] for speed in speeds.values()]
+    areas = [speed["area"] for speed in speeds.values()]
+    median = float(np.median([inf if update is None else update for update in reached]))
+    return {
+        "seeds": list(speeds),
+        "updates": {"median": None if median == inf else median, "by_seed": reached},
+        "area": {"mean": float(np.mean(areas)), "by_seed": areas},
+    }
+
+
+def differences_from(reference: Mapping[int, Mapping], speeds: Mapping[int, Mapping]) -> dict:
+    """Return updates and area minus those of the reference, over the seeds that both have."""
+    differences = {}
+    for key in ("updates", "area"):
+        gaps = [
+            speed[key] - reference[seed][key] for seed, speed in speeds.items() if seed in reference
+        ]
+        differences[f"{key}_difference"] = t_interval(gaps)
+    return differences
+
+
+def critic_while_learning(runs: Mapping[int, Mapping], speeds: Mapping[int, Mapping]) -> dict:
+    """Return the means of CRITIC's metrics over the updates until the threshold was reached.
+
+    Later all scores are equal, and there is no credit to predict.
+    """
+    values: dict[str, list[float]] = {key: [] for key in CRITIC}
+    for seed, speed in speeds.items():
+        for step in curve_of(runs[seed])[: speed["updates"]]:
+            for key in CRITIC:
+                if step.get(key) is not None:
+                    values[key].append(step[key])
+    return {key: float(np.mean(found)) for key, found in values.items() if found}
 
 
 def _kept(options: Mapping, seen: float | None) -> dict:
     """n, and the formula's prediction for the deciding token, if its position is fixed and the formula holds."""
-    place = (
-        decisive_token(options.get("part", ""))
-        if options.get("dataset") == "tiny-umbrella"
-        else None
-    )
-    if place is None or "lam" not in options or options.get("termination", "fixed") != "fixed":
+    if options.get("dataset") != "tiny-umbrella" or "lam" not in options:
+        return {}
+    place = decisive_token(options.get("part", ""))
+    has_fixed_actions = options.get("termination", "fixed") == "fixed"
+    if place is None or not has_fixed_actions or options.get("last_token_alone"):
         return {}
     objectives = {word.partition("=")[0].strip() for word in options["objective"].split(",")}
+    # SAE's baseline does not depend on the action's own tokens either, so it is that of the action's start.
     sigma = "start" if "sae" in objectives else options["sigma"]
-    if (
-        objectives - FORMULA_HOLDS
-        or sigma not in ("equal", "start")
-        or options.get("last_token_alone")
-    ):
+    if objectives - FORMULA_HOLDS or sigma not in ("equal", "start"):
         return {}
-    shares = (0.0, min(max(seen or 0.0, 0.0), 1.0), 1.0)
-    kept = [signal_kept(*place, float(options["n"]), options["lam"], s, sigma) for s in shares]
+    predicted_by_critic = min(max(seen or 0.0, 0.0), 1.0)
+    kept = []
+    for share in (0.0, predicted_by_critic, 1.0):
+        n = float(options["n"])
+        kept.append(signal_kept(*place, n, options["lam"], share, sigma))
     return {"n": options["n"], "kept": kept}
 
 
@@ -117,9 +150,9 @@ def learning_report(study, results: Sequence[Mapping], folder: Path, figures: Pa
     """Write table.md and summary.json to `folder` and figures to `figures`. Returns the table. `study` is a `Study`."""
     groups = study.figures or {"": list(study.methods)}
     rows = learning_table(groups, results, study.threshold, study.window)
-    text = "\n\n".join(
-        [*filter(None, [contrast_table(study, results)]), markdown(rows, groups, study)]
-    )
+    text = markdown(rows, groups, study)
+    if contrasts := contrast_table(study, results):
+        text = f"{contrasts}\n\n{text}"
     drawn = learning_figures(groups, results, rows)
     text += add_equal_kl(study, results, drawn)
     write_report({"study": study.name, "threshold": study.threshold, "methods": rows}, text, folder)
@@ -133,26 +166,36 @@ def markdown(rows: Sequence[Mapping], groups: Mapping[str, Sequence[str]], study
     heads = [*speed, *CRITIC.values(), "credit kept"]
     parts = []
     for group, names in groups.items():
-        lines = [_line(row) for row in rows if row["group"] == group]
-        title = [f"**{group}**, differences from {names[0]}"] if group else []
-        parts.append("\n".join([*title, "", tables.markdown(heads, lines)]))
-    return "\n\n".join(
-        [*parts, LEGENDS["speed"].format(window=study.window, threshold=study.threshold)]
-    )
+        lines = [cells_of(row) for row in rows if row["group"] == group]
+        title = f"**{group}**, differences from {names[0]}\n" if group else ""
+        parts.append(f"{title}\n{tables.markdown(heads, lines)}")
+    parts.append(LEGENDS["speed"].format(window=study.window, threshold=study.threshold))
+    return "\n\n".join(parts)
 
 
-def _line(row: Mapping) -> list[str]:
-    reached, median = row["updates"]["by_seed"], row["updates"]["median"]
-    updates = f"{'never' if median is None else f'{median:g}'} ({'; '.join(str(x or 'never') for x in reached)})"
-    area = f"{tables.number(row['area']['mean'])} ({'; '.join(map(tables.number, row['area']['by_seed']))})"
-    gaps = [
-        (row.get(f"{key}_difference"), form)
-        for key, form in (("updates", "+.1f"), ("area", "+.2f"))
-    ]
-    gaps = [tables.interval(gap, form) if gap else "-" for gap, form in gaps]
+def cells_of(row: Mapping) -> list[str]:
+    """Return the cells of a method's line, from its row of `learning_table`."""
+    by_seed = "; ".join(str(update or "never") for update in row["updates"]["by_seed"])
+    median = row["updates"]["median"]
+    updates = "never" if median is None else f"{median:g}"
+    area = tables.number(row["area"]["mean"])
+    areas = "; ".join(tables.number(x) for x in row["area"]["by_seed"])
     critic = [tables.number(row[key]) if key in row else "-" for key in CRITIC]
-    kept = " / ".join(map(tables.number, row["kept"])) if "kept" in row else "-"
-    return [row["method"], updates, gaps[0], area, gaps[1], *critic, kept]
+    kept = " / ".join(tables.number(share) for share in row.get("kept", [])) or "-"
+    return [
+        row["method"],
+        f"{updates} ({by_seed})",
+        difference_in(row, "updates_difference", "+.1f"),
+        f"{area} ({areas})",
+        difference_in(row, "area_difference", "+.2f"),
+        *critic,
+        kept,
+    ]
+
+
+def difference_in(row: Mapping, key: str, form: str) -> str:
+    """Return a difference with its interval; "-" for the reference, which has none."""
+    return tables.interval(row[key], form) if key in row else "-"
 
 
 def learning_figures(
@@ -172,12 +215,16 @@ def learning_curves(
     """Plot a score over updates, one panel for each group; returns the Axes."""
     axes = plots.grid(len(groups), 0.15, 0.45, sharey=True)
     for ax, (group, names) in zip(axes, groups.items(), strict=True):
-        curves = {name: [curve_of(r) for r in results if r["method"] == name] for name in names}
-        short = {name.removeprefix(group).strip() or name: runs for name, runs in curves.items()}
-        plots.reward_curves(short, metric, WINDOW, ax=ax)
+        curves = {}
+        for name in names:
+            label = name.removeprefix(group).strip() or name
+            curves[label] = [curve_of(run) for run in results if run["method"] == name]
+        plots.reward_curves(curves, metric, WINDOW, ax=ax)
         ax.set(title=group)
-        many = {"fontsize": "x-small", "ncols": 2, "handlelength": 1.8, "loc": "lower right"}
-        ax.legend(**(many if len(names) > 5 else {"fontsize": "small"}))
+        if len(names) > 5:
+            ax.legend(fontsize="x-small", ncols=2, handlelength=1.8, loc="lower right")
+        else:
+            ax.legend(fontsize="small")
     low, high = axes[0].get_ylim()
     axes[0].set_ylim(low - 0.4 * (high - low), high)  # room for the legends
     text = f"Training batches, mean of the last {WINDOW}. Thick: mean over seeds with ±1 std; thin: each seed."
