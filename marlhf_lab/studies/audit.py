@@ -86,52 +86,71 @@ def audit(root: Path, notes: Mapping[str, Mapping]) -> list[dict]:
     folders: dict[Path, dict] = {}
     for path in sorted(here):
         folders.setdefault(path.parent, {})[path.name] = stored[path]
-    rows = [
-        _row(root, str(folder.relative_to(root / RESULTS)), runs)
-        for folder, runs in folders.items()
-    ]
-    for row in rows:
-        row["facts"] |= (
-            {"lost": "told by the note alone"} if "lost" in notes.get(row["study"], {}) else {}
-        )
+    rows = []
+    for folder, runs in folders.items():
+        row = _row(root, str(folder.relative_to(root / RESULTS)), runs)
+        if "lost" in notes.get(row["study"], {}):
+            row["facts"]["lost"] = "told by the note alone"
+        rows.append(row)
     return rows
 
 
 def _row(root: Path, study: str, stored: Mapping[str, Sequence[Mapping]]) -> dict:
     """`stored`: name of a run -> environments of its result's versions, oldest first."""
-    name, last = study.split("/")[0], {run: runs[-1] for run, runs in stored.items()}
-    begun, first = (
-        sorted(run["date"] for run in last.values()),
-        min(r["date"] for runs in stored.values() for r in runs),
-    )
-    facts = {"dirty": _share(stored, lambda runs: runs[-1]["git_dirty"])}
-    facts["rerun"] = _share(stored, lambda runs: len({run["date"] for run in runs}) > 1)
-    versions = _versions(root, STUDIES.relative_to(Path(__file__).parents[2]) / f"{name}.yaml")
+    name = study.split("/")[0]
+    last = {run: versions[-1] for run, versions in stored.items()}
+    begun = sorted(run["date"] for run in last.values())
+    facts = {
+        "dirty": _share(stored, lambda runs: runs[-1]["git_dirty"]),
+        "rerun": _share(stored, lambda runs: len({run["date"] for run in runs}) > 1),
+    }
+    protocol = STUDIES.relative_to(Path(__file__).parents[2]) / f"{name}.yaml"
+    versions = _versions(root, protocol)
+    fixed = "none"
     if versions:
-        dates, protocols, paths, texts = zip(*versions, strict=True)
-        # when the first run began
-        then = yaml.safe_load(texts[max(sum(date <= first for date in dates) - 1, 0)])
-        methods = then["methods"].items()
-        planned = {
-            run_name(name, seed)
-            for name, method in methods
-            for seed in method.get("seeds", then["seeds"])
-        }
-        holding = {
-            c for c in {run["git_commit"] for run in last.values()} if _holds(root, c, paths)
-        }
-        facts["older"] = _share(stored, lambda runs: runs[-1]["date"] < dates[0])
-        facts["lacking"] = _share(stored, lambda runs: runs[-1]["git_commit"] not in holding)
-        facts["changed"] = _changes(dates, texts, first)
-        facts["added"] = _listing(set(last) - planned)
-        facts["missing"] = _listing(planned - set(last)) if study == name else ""
-        facts["order"] = _late(then["seeds"], last)
-        facts["hardware"] = _mixed(last)
-    commits = sorted({str(run["git_commit"])[:7] for run in last.values()})
-    fixed = f"{_short(dates[0])}, {protocols[0][:7]}" if versions else "none"
-    row = {"study": study, "protocol": fixed, "runs": len(last)}
-    row |= {"begun": f"{_short(begun[0])} – {_short(begun[-1])}", "commits": ", ".join(commits)}
-    return row | {"facts": {fact: facts[fact] for fact in FACTS if facts.get(fact)}}
+        first_date, first_commit = versions[0][0], versions[0][1]
+        fixed = f"{_short(first_date)}, {first_commit[:7]}"
+        facts |= facts_of_protocol(root, versions, stored, is_whole_study=study == name)
+    return {
+        "study": study,
+        "protocol": fixed,
+        "runs": len(last),
+        "begun": f"{_short(begun[0])} – {_short(begun[-1])}",
+        "commits": ", ".join(sorted({str(run["git_commit"])[:7] for run in last.values()})),
+        "facts": {fact: facts[fact] for fact in FACTS if facts.get(fact)},
+    }
+
+
+def facts_of_protocol(
+    root: Path,
+    versions: Sequence[tuple[str, str, str, str]],
+    stored: Mapping[str, Sequence[Mapping]],
+    is_whole_study: bool,
+) -> dict[str, str]:
+    """Return the facts that compare runs with their protocol; `versions`: see `_versions`.
+
+    A folder below that of the study holds some of its runs, so none of them is missing there.
+    """
+    dates, _, paths, texts = zip(*versions, strict=True)
+    last = {run: environments[-1] for run, environments in stored.items()}
+    first_run = min(run["date"] for environments in stored.values() for run in environments)
+    versions_before_first_run = sum(date <= first_run for date in dates)
+    then = yaml.safe_load(texts[max(versions_before_first_run - 1, 0)])
+    planned = set()
+    for name, method in then["methods"].items():
+        for seed in method.get("seeds", then["seeds"]):
+            planned.add(run_name(name, seed))
+    commits = {run["git_commit"] for run in last.values()}
+    holding = {commit for commit in commits if _holds(root, commit, paths)}
+    return {
+        "older": _share(stored, lambda runs: runs[-1]["date"] < dates[0]),
+        "lacking": _share(stored, lambda runs: runs[-1]["git_commit"] not in holding),
+        "changed": _changes(dates, texts, first_run),
+        "added": _listing(set(last) - planned),
+        "missing": _listing(planned - set(last)) if is_whole_study else "",
+        "order": _late(then["seeds"], last),
+        "hardware": _mixed(last),
+    }
 
 
 def _share(stored: Mapping, has: Callable[[Sequence], bool]) -> str:
@@ -141,31 +160,29 @@ def _share(stored: Mapping, has: Callable[[Sequence], bool]) -> str:
 
 def _listing(runs: Iterable[str]) -> str:
     """Methods, and how many runs of each, as `E1 (5)`."""
-    return ", ".join(
-        f"{name} ({n})"
-        for name, n in Counter(run.rsplit("-seed")[0] for run in sorted(runs)).items()
-    )
+    counts = Counter(run.rsplit("-seed")[0] for run in sorted(runs))
+    return ", ".join(f"{name} ({n})" for name, n in counts.items())
 
 
 def _late(seeds: Sequence[int], last: Mapping[str, Mapping]) -> str:
     """The seeds with a run that began after the last run of a seed that is later in the protocol."""
     ends = {seed: max(run["date"] for run in runs) for seed, runs in _by_seed(last).items()}
-    places = [seed for seed in seeds if seed in ends]
-    late = [
-        seed
-        for i, seed in enumerate(places)
-        if any(ends[other] < ends[seed] for other in places[i + 1 :])
-    ]
+    in_order = [seed for seed in seeds if seed in ends]
+    late = []
+    for place, seed in enumerate(in_order):
+        if any(ends[later] < ends[seed] for later in in_order[place + 1 :]):
+            late.append(seed)
     return ", ".join(map(str, late))
 
 
 def _mixed(last: Mapping[str, Mapping]) -> str:
     """The seeds whose runs differ in what a seed's random numbers depend on; older records lack some of it."""
-    kinds = {
-        seed: {tuple(run.get(x) for x in HARDWARE) for run in runs}
-        for seed, runs in _by_seed(last).items()
-    }
-    return ", ".join(str(seed) for seed, found in sorted(kinds.items()) if len(found) > 1)
+    mixed = []
+    for seed, runs in sorted(_by_seed(last).items()):
+        kinds = {tuple(run.get(key) for key in HARDWARE) for run in runs}
+        if len(kinds) > 1:
+            mixed.append(str(seed))
+    return ", ".join(mixed)
 
 
 def _by_seed(last: Mapping[str, Mapping]) -> dict[int, list[Mapping]]:
@@ -177,17 +194,16 @@ def _by_seed(last: Mapping[str, Mapping]) -> dict[int, list[Mapping]]:
 
 def _changes(dates: Sequence[str], texts: Sequence[str], first: str) -> str:
     """What changed in each version after the first run began: its text (comments), or keys such as methods."""
-    parts = [
-        yaml.safe_load(text)
-        | {"text": re.findall(r"[^\s#]+", " ".join(re.findall("^#.*", text, re.M)))}
-        for text in texts
-    ]
+    versions = []
+    for text in texts:
+        comments = " ".join(re.findall("^#.*", text, re.M))
+        versions.append(yaml.safe_load(text) | {"text": re.findall(r"[^\s#]+", comments)})
     changes = []
-    for date, before, after in zip(dates[1:], parts[:-1], parts[1:], strict=True):
-        keys = [
-            key for key in dict.fromkeys([*before, *after]) if before.get(key) != after.get(key)
-        ]
-        changes += [f"{', '.join(keys)} ({_short(date)})"] if date > first and keys else []
+    for date, before, after in zip(dates[1:], versions[:-1], versions[1:], strict=True):
+        both = dict.fromkeys([*before, *after])
+        keys = [key for key in both if before.get(key) != after.get(key)]
+        if date > first and keys:
+            changes.append(f"{', '.join(keys)} ({_short(date)})")
     return "; ".join(changes)
 
 

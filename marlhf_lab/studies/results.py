@@ -78,10 +78,8 @@ def read_results(folder: Path) -> dict[str, dict]:
     found = {}
     for path in result_files(folder):
         try:
-            found |= {
-                name: _with_rows(result)
-                for name, result in parse_results(path.name, path.read_bytes()).items()
-            }
+            for name, result in parse_results(path.name, path.read_bytes()).items():
+                found[name] = _with_rows(result)
         except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError):
             raise InputError(
                 f"{path}: damaged: delete it, and the study runs its part again"
@@ -104,14 +102,15 @@ def parse_results(file: str, content: bytes) -> dict[str, dict]:
 
 
 def _with_rows(result: dict) -> dict:
-    """A result with its curve in rows, and by today's names."""
+    """A result with its curve in rows instead of columns, and by today's names."""
     columns = dict(zip(with_todays_metrics(result["curve"]), result["curve"].values(), strict=True))
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    curve = []
+    for values in zip(*columns.values(), strict=True):
+        row = dict(zip(columns, values, strict=True))
+        curve.append({name: value for name, value in row.items() if value is not None})
     if "options" in result:
         result["options"] = with_todays_names(result["options"])
-    return result | {
-        "curve": [{name: x for name, x in row.items() if x is not None} for row in rows]
-    }
+    return result | {"curve": curve}
 
 
 def join_results(folder: Path) -> None:
@@ -128,13 +127,16 @@ def join_results(folder: Path) -> None:
 def write_result(path: Path, result: dict) -> None:
     """Write a result file: a line for each part, and the curve in columns, which take a third of the room of rows."""
     curve = result.get("curve", [])  # a measurement has none
-    names = [name for name in CURVE if any(name in row for row in curve)]
-    columns = {name: [row.get(name) for row in curve] for name in names}
-    parts = to_jsonable(result | {"curve": columns}, path.name).items()
-    texts = ((name, json.dumps(part, separators=(",", ":"))) for name, part in parts)
-    lines = ",\n".join(f"{json.dumps(name)}: {text}" for name, text in texts)
+    columns = {}
+    for name in CURVE:
+        if any(name in row for row in curve):
+            columns[name] = [row.get(name) for row in curve]
+    lines = []
+    for name, part in to_jsonable(result | {"curve": columns}, path.name).items():
+        lines.append(f"{json.dumps(name)}: {json.dumps(part, separators=(',', ':'))}")
+    text = ",\n".join(lines)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, gzip.compress(f"{{\n{lines}\n}}\n".encode(), mtime=0))
+    write_atomically(path, gzip.compress(f"{{\n{text}\n}}\n".encode(), mtime=0))
 
 
 def collect_result(
@@ -318,26 +320,40 @@ def study_table(
     for method, seeds in runs.items():
         row: dict = {"method": method, "seeds": sorted(seeds)}
         for score in scores:
-            means = finals[score].mean(axis=1).get(method, pd.Series(dtype=float))
-            if len(means):
-                std = float(means.std()) if len(means) > 1 else None
-                row[score] = {"mean": float(means.mean()), "std": std, "by_seed": means.tolist()}
+            row |= score_of_seeds(finals[score], method, score)
             row |= _difference(finals[score], method, baseline, f"{score}_gain")
             row |= _difference(finals[score], method, target_method, f"{score}_difference")
         for name in ("kl", "tokens"):
             if method in finals[name].index:
                 row[name] = float(finals[name].loc[method].mean(axis=1).mean())
-        values = [
-            step[EXPLAINED]
-            for run in seeds.values()
-            for step in run["curve"]
-            if step.get(EXPLAINED) is not None
-        ]
-        row |= {EXPLAINED: float(np.mean(values))} if values else {}
-        costs = pd.DataFrame([_cost(run["curve"]) for run in seeds.values() if run["curve"]]).mean()
-        row |= {f"cost_{name}": float(value) for name, value in costs.items()}
-        rows.append(row | _costs_to_target(seeds, runs.get(target_method, {})))
+        row |= explained_by_critic(seeds)
+        row |= costs_in_all(seeds)
+        row |= costs_to_target(seeds, runs.get(target_method, {}))
+        rows.append(row)
     return rows
+
+
+def score_of_seeds(finals: pd.DataFrame, method: str, score: str) -> dict:
+    """Return the mean of a method's final score, its deviation over seeds, and each seed's; nothing without it."""
+    means = finals.mean(axis=1).get(method, pd.Series(dtype=float))
+    if not len(means):
+        return {}
+    std = float(means.std()) if len(means) > 1 else None
+    return {score: {"mean": float(means.mean()), "std": std, "by_seed": means.tolist()}}
+
+
+def explained_by_critic(runs: Mapping[int, Mapping]) -> dict:
+    """Return the critic's explained variance of the score, mean over updates and seeds; nothing without a critic."""
+    values = []
+    for run in runs.values():
+        values += [step[EXPLAINED] for step in run["curve"] if step.get(EXPLAINED) is not None]
+    return {EXPLAINED: float(np.mean(values))} if values else {}
+
+
+def costs_in_all(runs: Mapping[int, Mapping]) -> dict:
+    """Return what whole trainings took, means over seeds; nothing for a method that trains nothing."""
+    costs = [_cost(run["curve"]) for run in runs.values() if run["curve"]]
+    return {f"cost_{name}": float(value) for name, value in pd.DataFrame(costs).mean().items()}
 
 
 def scores_of(results: Sequence[Mapping]) -> dict[str, str]:
@@ -358,12 +374,15 @@ def scores_of(results: Sequence[Mapping]) -> dict[str, str]:
 
 def _final(results: Sequence[Mapping], column: str) -> pd.DataFrame:
     """A column of the final answers: a row for each method and seed, sorted, a column for each prompt."""
-    rows = {(r["method"], r["seed"]): r["final"][column] for r in results if column in r["final"]}
-    index = (
-        pd.MultiIndex.from_tuples(rows, names=["method", "seed"])
-        if rows
-        else pd.MultiIndex.from_arrays([[], []])
-    )
+    rows = {}
+    for result in results:
+        if column in result["final"]:
+            rows[result["method"], result["seed"]] = result["final"][column]
+    names = ["method", "seed"]
+    if rows:
+        index = pd.MultiIndex.from_tuples(rows, names=names)
+    else:
+        index = pd.MultiIndex.from_arrays([[], []], names=names)
     return pd.DataFrame(list(rows.values()), index=index).sort_index()
 
 
@@ -416,23 +435,21 @@ def _cost(curve: Sequence[Mapping]) -> dict:
     }
 
 
-def _costs_to_target(runs: Mapping[int, Mapping], target: Mapping[int, Mapping]) -> dict:
+def costs_to_target(runs: Mapping[int, Mapping], target: Mapping[int, Mapping]) -> dict:
+    """Return updates, tokens and seconds until a method first has the target method's final training score.
+
+    `runs` and `target`: seed -> result, of the method and of the target method; only seeds that both trained count.
+    """
     costs = []
-    for seed in (
-        seed
-        for seed in sorted(runs)
-        if seed in target and runs[seed]["curve"] and target[seed]["curve"]
-    ):
-        scores, goal = (
-            [row.get("score_mean") for row in run["curve"]] for run in (runs[seed], target[seed])
-        )
-        updates = updates_to_reach(scores, final_score(goal))
-        costs.append(_cost(runs[seed]["curve"][:updates]) if updates else dict.fromkeys(COSTS))
-    return (
-        {name: t_interval([cost[name] for cost in costs], least=0.0) for name in COSTS}
-        if costs
-        else {}
-    )
+    for seed in sorted(set(runs) & set(target)):
+        curve, goal = runs[seed]["curve"], target[seed]["curve"]
+        if curve and goal:
+            final = final_score([row.get("score_mean") for row in goal])
+            updates = updates_to_reach([row.get("score_mean") for row in curve], final)
+            costs.append(_cost(curve[:updates]) if updates else dict.fromkeys(COSTS))
+    if not costs:
+        return {}
+    return {name: t_interval([cost[name] for cost in costs], least=0.0) for name in COSTS}
 
 
 def t_interval(values: Sequence[float | None], least: float = -math.inf) -> dict:
