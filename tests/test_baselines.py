@@ -572,7 +572,10 @@ def test_a_wrong_launch_deletes_nothing(work, sft, file, error):
     for update in (2, 3):
         # killed while they were written
         (run.path / "checkpoints" / f"checkpoint-{update}" / "hashes.json").unlink()
-    (run.path / "checkpoints" / "checkpoint-1" / file).touch()
+    first = run.path / "checkpoints" / "checkpoint-1"
+    (first / file).touch()
+    (first / "hashes.json").unlink()
+    seal(first)
     before = sorted(run.path.rglob("*")), run.metrics()
     again = work(method="dpo", **options, resume="work")
     fails(lambda: pipeline.dpo_stage(again, sft), f"checkpoint-1: {error}", ": launch it with")

@@ -201,4 +201,4 @@ def test_a_command_says_what_it_needs():
                     for name in names
                     if name.endswith(("Command", "Config"))
                 ]
-    assert len(asked) <= 8, asked
+    assert len(asked) <= 9, asked

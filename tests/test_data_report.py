@@ -160,7 +160,7 @@ def test_a_run_that_needs_no_reward_model_goes_on_without_one_where_all_pairs_ar
         json.loads(line) for line in (tmp_path / "same" / "samples.jsonl").read_text().splitlines()
     ]
     assert {row["method"] for row in samples} == {"SFT", "MA-PPO"}
-    assert all("gold" in row and "rm_score" not in row for row in samples)
+    assert all("shortness:short" in row and "rm_score" not in row for row in samples)
 
 
 # The report

@@ -32,6 +32,8 @@ def folder(tmp_path, tiny, sft, rm, pairs, monkeypatch):
     """A folder to work in, with what the table names."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    # of another case's folder
+    monkeypatch.delitem(sys.modules, "own_sampler", raising=False)
     for name in ("half", "notes", "broken", "whole"):
         (tmp_path / name).mkdir()
     texts = {

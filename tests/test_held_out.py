@@ -119,4 +119,9 @@ def test_a_run_with_tests_is_the_run_without(base, sft, rm, tokenizer):
         }
         trainer = build(build_models(base, sft, rm), tokenizer, **changes)
         histories.append(timeless(trainer.train()))
-    assert histories[0] == histories[1]
+    # A history has the numbers of a test beside those of its update.
+    without_tests = [
+        {name: number for name, number in row.items() if not name.startswith("test/")}
+        for row in histories[1]
+    ]
+    assert histories[0] == without_tests

@@ -126,7 +126,7 @@ def test_a_trial_that_fails_ends_the_command_before_it_leaves_anything(folder, t
     [
         ("nothing", ["it returned None: return a Sampler"]),
         ("wants", ["raised TypeError", "'address'"]),
-        ("missing", ["cannot be imported", "give generate, or package.module:name"]),
+        ("missing", ["cannot be imported", "give generate, vllm, or package.module:name"]),
     ],
 )
 def test_what_makes_no_sampler(name, parts):

@@ -10,8 +10,6 @@ import functools
 import operator
 import re
 
-from transformers.utils.chat_template_utils import _compile_jinja_template
-
 LONGEST = 10**7  # characters or items of a text or a list
 BITS = 512  # of a whole number
 OPERATORS = {"+": operator.add, "*": operator.mul, "**": operator.pow, "%": operator.mod}
@@ -30,6 +28,9 @@ def render(tokenizer, messages: list[dict], template: str, **options) -> str:
 @functools.lru_cache
 def _compiled(template: str):
     """Return the template, compiled for transformers' sandbox with bounded operators."""
+    # transformers takes seconds to import, and most rows of data have no template.
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
     # Not of this template: transformers would compute its constants while compiling it.
     bounded = _compile_jinja_template("").environment.overlay()
     bounded.intercepted_binops = frozenset(OPERATORS)

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,11 +58,21 @@ def _check_not_hidden(option: str, name: str, package: str) -> None:
         found = importlib.util.find_spec(package)
         place = found.origin if found else None
     is_own = place is not None and os.path.exists(place) and os.path.samefile(place, own)
-    if not is_own:
+    if not is_own and _is_of_python_or_a_library(place):
         fix = f"rename your file, such as my_{own}"
         raise InputError(
             f"--{option} {name}: another module {package}, of Python or of a library, hides your {own}: {fix}"
         )
+
+
+def _is_of_python_or_a_library(place: str | None) -> bool:
+    """Whether a module's file belongs to Python or to an installed package; modules without a file are Python's own."""
+    if place is None or not os.path.isabs(place):  # such as "built-in" and "frozen"
+        return True
+    paths = sysconfig.get_paths()
+    installed = [os.path.realpath(paths[name]) for name in ("stdlib", "purelib", "platlib")]
+    folder = os.path.realpath(place)
+    return any(os.path.commonpath([folder, library]) == library for library in installed)
 
 
 @contextmanager
