@@ -337,7 +337,7 @@ def _fill(
     scorers: Scorers,
     marks: dict,
 ) -> None:
-    """Score responses again if other models than those of `marks` scored them, and generate the missing ones."""
+    """Score again what other models or code than those of `marks` scored, and generate the missing responses."""
 
     def score(rollout: Rollout) -> dict:
         return scorers.score(rollout, load) | marks
@@ -346,10 +346,12 @@ def _fill(
     stored = store.rows.loc[wanted.index[there]]
     missing = wanted[~there]
     method = store.settings["method"]
-    stored = stored.assign(prompt=wanted[there])  # which carries its row, unlike in the file
+    stored = stored.assign(
+        prompt=wanted[there]
+    )  # a `Prompt` with its row's columns; the file has its text
     by_code = scorers.columns_of_code()
     has = stored.reindex(columns=[*marks, *by_code]).astype(object)
-    # A true score of the data has no version.
+    # A true score of the data has no version, so its mark is empty.
     same_scorers = has[[*marks]].fillna({"reward": ""}) == pd.Series(marks, dtype=object)
     fresh = same_scorers.all(axis=1) & has[by_code].notna().all(axis=1)
     # The longest prompts first: little padding, and memory ends at the start if at all.
@@ -360,6 +362,7 @@ def _fill(
 
     def score_again(rows: pd.DataFrame) -> None:
         rollout = restore(held_out.tokenizer, rows, next(load().parameters()).device)
+        # Scores by code lose their version, which is overwritten. The reward model's score has a mark of its own.
         rows = rows.drop(columns=set(score_columns(rows)) - {"rm_score"})
         store.replace(rows.assign(**pd.DataFrame(score(rollout), index=rows.index, dtype=object)))
 

@@ -47,9 +47,9 @@ def read_task(
 ) -> tuple[Task, list[str]]:
     """Return the data, with unit tests if they may judge programs, and notes on how the data are read.
 
-    The tokenizer is set up for chats. A stage with a separate file, which none of `runs`, those of its models, has
-    read, takes all training rows of the file. `asked` are `RowColumns`, and `date` is the date that a chat template
-    sees as today. `found` are the rows, if they have been found already.
+    The tokenizer is set up for chats. If none of `runs` (the runs of the stage's models) has read this file, it is the
+    stage's own, and the stage takes all its training rows. `asked` are `RowColumns`, and `date` is the date that a chat
+    template sees as today. `found` are the rows, if they have been found already.
     """
     chat = chat_writer(tokenizer, options.chat_template, date)
     source = {name: getattr(options, name) for name in LOADED}
@@ -57,8 +57,9 @@ def read_task(
     task = replace(task, digests=rows_digests(task))
     if task.chats:
         expect_chats(tokenizer)
-    if part := _own_part(options, runs, task):
-        task = for_one_stage(task, part)
+    part_with_all_rows = _part_that_takes_all_rows(options, runs, task)
+    if part_with_all_rows:
+        task = for_one_stage(task, part_with_all_rows)
     if options.runs_programs and any("tests" in rows.column_names for rows in task.splits.values()):
         from marlhf_lite.extras.programs.rewards import with_tests
 
@@ -72,8 +73,10 @@ def read_task(
     return task, notes
 
 
-def _own_part(options: StageCommand | DataCommand, runs: Sequence[RunFolder], task: Task) -> str:
-    """Return the part that takes all rows if a stage has a separate file; else an empty name."""
+def _part_that_takes_all_rows(
+    options: StageCommand | DataCommand, runs: Sequence[RunFolder], task: Task
+) -> str:
+    """Return the part of a stage that has a file of its own, and so takes all its rows; else an empty name."""
     if options.own_part == "sft":  # a file of pairs is for later stages too
         return "sft" if {*task.splits["test"].column_names} - {ROW} == {"prompt", "chosen"} else ""
     is_new = runs and not any(same_data(run.config, asdict(options)) for run in runs)

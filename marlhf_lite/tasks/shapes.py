@@ -254,13 +254,14 @@ SHAPES = _all_shapes()
 def shape_of(columns: Collection[str], names: str = "") -> Form:
     """Return the first shape whose columns are all present and include those of `--columns`; else `PAIRS`.
 
-    It is also `PAIRS`, whose columns are then missing, if other columns have names like those of pairs, unless the user
-    has named the columns: else the better of two answers would be ignored.
+    If columns have names like those of two compared answers, `PAIRS` is returned as well, so that its missing columns
+    are reported: else the better of the two answers would be ignored. Columns that the user has named are taken as
+    they are.
     """
     named = {new for new, _ in _names(names)}
     known = (form for form in SHAPES if named <= {*form.columns, *form.optional})
     form = next((form for form in known if set(form.columns) <= set(columns)), PAIRS)
-    has_pairs = form.fractions[1] > 0
+    has_pairs = form.fractions[1] > 0  # a share of the rows for the reward model
     if not has_pairs and not named and any(names_a_compared_answer(str(name)) for name in columns):
         return PAIRS
     return form

@@ -535,7 +535,10 @@ class PPOTrainer:
         return self.memory.fit_micro_batch(self._dry_run)
 
     def _dry_run(self) -> None:
-        """Two micro-batches of the longest possible responses, the second on top of the first one's gradients."""
+        """Try two micro-batches of the longest responses, the second on top of the first's gradients.
+
+        Raises the error of the device if memory ends.
+        """
         # Beside them is what the optimizer will hold: Adam's two moments of each weight.
         weights = [*chain(*self.parameters.values())]
         moments = [torch.empty_like(weight) for weight in weights * 2]
