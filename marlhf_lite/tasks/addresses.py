@@ -34,7 +34,7 @@ def content_at(address: str) -> bytes:
 
                 file = fsspec.open(address).open()
         with file:
-            return _read_in_time(file.read)
+            return _read_at_least_speed(file.read)
     except TimeoutError:
         fix = "check the address, or download the file and give its path"
         raise InputError(
@@ -42,7 +42,8 @@ def content_at(address: str) -> bytes:
         ) from None
 
 
-def _read_in_time(read: Callable[[int], bytes]) -> bytes:
+def _read_at_least_speed(read: Callable[[int], bytes]) -> bytes:
+    """Read to the end; `PIECE` bytes must come within each `SECONDS`, so that an address that drips is refused."""
     content = bytearray()
     while True:
         with time_limit(SECONDS):

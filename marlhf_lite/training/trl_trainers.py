@@ -260,15 +260,19 @@ def check_batches(options) -> None:
 
 
 def run_trainer(trainer, tokenizer, output: Path, name: str, resume: bool = False) -> list[dict]:
-    """Train, save the trained weights to `output`, and return the log's rows of steps; see `train_sft`."""
+    """Train, save the trained weights to `output`, and return the log's rows of steps.
+
+    Raises `Stopped` if the user stops the run; a checkpoint then stays, from which `resume` continues.
+    """
     checkpoint = checkpoint_to_resume(output) if resume else None
     check_checkpoint(trainer, checkpoint)
     with graceful_stop() as asked_to_stop:
         recorder = Recorder(RunLogger(None, name), asked_to_stop)
-        weights = train_recorded(trainer, recorder, checkpoint)
+        gathered_weights = train_recorded(trainer, recorder, checkpoint)
         has_ended = trainer.state.global_step >= trainer.state.max_steps
         if has_ended and trainer.accelerator.is_main_process:
-            save_trained(trainer.model, tokenizer, output, weights)
+            save_trained(trainer.model, tokenizer, output, gathered_weights)
+    # Not reached after a stop: `graceful_stop` has raised `Stopped`, because a resume needs the checkpoints.
     if trainer.accelerator.is_main_process:
         for path in output.glob("checkpoint-*"):
             shutil.rmtree(path)
