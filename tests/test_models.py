@@ -1,13 +1,15 @@
 """Four roles over one base: what they share, what is their own, what they start from, what is saved; LoRA layers."""
 
 import copy
+from dataclasses import replace
 
 import datasets
 import pytest
 import torch
-from conftest import changed, fails, snapshot
+from conftest import changed, fails, nudge, snapshot
 from peft import LoraConfig, get_peft_model, load_peft_weights
 from torch import nn
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from marlhf_lite.config.options import (
     DataConfig,
@@ -107,6 +109,57 @@ def test_critic_starts_as_the_reward_model(roles):
     assert all(torch.equal(v, theirs[k]) for k, v in ours.items())
     assert torch.equal(scores(roles.critic.model), scores(roles.reward.model))
     assert scores(roles.critic.model).std() > 0.01
+
+
+@pytest.mark.parametrize("finetune", ["lora", "full"])
+def test_models_in_memory_start_the_roles_as_their_folders_do(finetune, tiny, tokenizer, tmp_path):
+    options = replace(tiny, finetune=finetune)
+    base = load_base(options)
+    sft = nudge(new_policy(base, options), 1)
+    rm = nudge(new_reward_model(base, sft), 2)
+    sft.save_pretrained(tmp_path / "sft")
+    rm.save_pretrained(tmp_path / "rm")
+    before = snapshot(sft), snapshot(rm)
+    for critic_init in ("rm", "sft"):
+        from_folders = build_models(base, tmp_path / "sft", tmp_path / "rm", critic_init)
+        from_memory = build_models(base, sft, rm, critic_init)
+        for name in NAMES:
+            saved = dict(getattr(from_folders, name).named_parameters())
+            own = dict(getattr(from_memory, name).named_parameters())
+            assert own.keys() == saved.keys()
+            assert all(torch.equal(own[key], saved[key]) for key in own)
+            assert all(own[key].requires_grad == saved[key].requires_grad for key in own)
+    trainer = PPOTrainer(
+        from_memory,
+        tokenizer,
+        ["a b c"],
+        ModelReward(from_memory.reward),
+        FixedNGram(2),
+        PPOTrainerConfig(updates=1, batch_size=2, max_response_length=4),
+    )
+    trainer.train()
+    assert changed(from_memory.policy, snapshot(from_folders.policy))
+    assert not changed(sft, before[0]) and not changed(rm, before[1])
+
+
+def test_ppo_starts_from_the_base_itself(base, tiny):
+    policy = build_models(base, new_policy(base, tiny), None).policy
+    assert torch.equal(logits(policy.model), logits(base))
+
+
+def test_a_model_in_memory_that_does_not_fit_is_named(base, tiny):
+    config = copy.deepcopy(base.config)
+    config.num_labels = 2
+    two_labels = AutoModelForSequenceClassification.from_config(config)
+    start = new_policy(base, tiny)
+    fails(
+        lambda: build_models(base, start, two_labels),
+        "GemmaForSequenceClassification in memory: it gives 2 numbers",
+        "give one with 1",
+    )
+    config.hidden_size = 48
+    other = new_policy(AutoModelForCausalLM.from_config(config), tiny)
+    fails(lambda: build_models(base, other, None), "ForCausalLM in memory: does not fit --model")
 
 
 @pytest.mark.parametrize("with_rm", [True, False])

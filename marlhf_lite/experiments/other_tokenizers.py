@@ -8,6 +8,7 @@ from marlhf_lite.experiments.inputs import Inputs
 from marlhf_lite.models.adapters import is_full_model
 from marlhf_lite.models.door import has_tokenizer, read_config, read_tokenizer
 from marlhf_lite.models.loading import load_tokenizer
+from marlhf_lite.models.score_heads import check_gives_one_score
 from marlhf_lite.tasks.answers import encode_continuation
 from marlhf_lite.tasks.chat_templates import render
 from marlhf_lite.tasks.chats import ANSWER, Chat, end_of_turn, expect_chats
@@ -151,10 +152,7 @@ def check_reward_model(options: StageCommand, inputs: Inputs, tokenizer, task: T
     if (rm := inputs.rm) is None or not is_full_model(rm):
         return []
     config, read = read_config(f"--rm {rm}", rm), reader_of(rm, tokenizer, task)
-    if config.num_labels != 1:
-        raise InputError(
-            f"--rm {rm}: it gives {config.num_labels} numbers a text (num_labels): give one with 1"
-        )
+    check_gives_one_score(f"--rm {rm}", config)
     used, known = len(read.tokenizer if read else tokenizer), config.get_text_config().vocab_size
     if used > known:
         fix = (

@@ -12,6 +12,9 @@ and the base is an empty model that gives only family, dtype and attention.
 
 import copy
 import importlib.util
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -51,7 +54,7 @@ from marlhf_lite.models.door import (
 )
 from marlhf_lite.models.fast.lora import use_merged_forward
 from marlhf_lite.models.fast.switch import use_fast
-from marlhf_lite.models.score_heads import ensure_classifier, with_head
+from marlhf_lite.models.score_heads import check_gives_one_score, ensure_classifier, with_head
 from marlhf_lite.models.shards import read_metadata, read_shards
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.seals import check_seal
@@ -59,6 +62,8 @@ from marlhf_lite.utils.shard_names import METADATA, TRAINER_SHARDS
 from marlhf_lite.utils.shipped import shipped
 
 EMBEDDED_MODEL = "tiny-gemma"
+# What a model starts from: the folder or the hub name of a saved adapter or model, or one in memory.
+Start = str | Path | PreTrainedModel | peft.PeftModel
 # place in a checkpoint -> how names begin
 SHARDS = {"": "weights.policy.model.", TRAINER_SHARDS: "model."}
 
@@ -217,25 +222,51 @@ def new_policy(base: PreTrainedModel, options: ModelConfig) -> peft.PeftModel:
     return use_merged_forward(with_adapter(share(base), config))
 
 
+@contextmanager
+def folder_of(start: Start) -> Iterator[str | Path]:
+    """Yield the folder that a model is read from; one in memory is written to a folder that is deleted afterwards.
+
+    So a model in memory stays as it is, since the roles of PPO get copies, and it passes the same checks as a folder.
+    """
+    if isinstance(start, (str, Path)):
+        yield start
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        start.save_pretrained(folder)
+        try:
+            yield folder
+        except InputError as error:
+            message = str(error).replace(folder, f"{type(start).__name__} in memory")
+            raise InputError(message) from None
+
+
 def load_policy(
-    base: PreTrainedModel, adapter: str | Path, trainable: bool = True
-) -> peft.PeftModel:
-    """Load the policy (trainable) or the reference (frozen): the base with a saved adapter, or a full saved model."""
-    if is_full_model(adapter):
-        return _load_full_model(base, adapter, trainable)
-    return _load_adapter(share(base), adapter, trainable)
+    base: PreTrainedModel, start: Start, trainable: bool = True
+) -> peft.PeftModel | PreTrainedModel:
+    """Load the policy (trainable) or the reference (frozen): the base with an adapter, or a full model of its own."""
+    with folder_of(start) as folder:
+        if is_full_model(folder):
+            return _load_full_model(base, folder, trainable)
+        return _load_adapter(share(base), folder, trainable)
 
 
 def new_reward_model(
     base: PreTrainedModel,
-    sft: str | Path,
+    sft: Start,
     seed: int = 0,
     head: Literal["normal", "zero"] = "normal",
-) -> peft.PeftModel:
+) -> peft.PeftModel | PreTrainedModel:
     """Return a trainable score model that starts from the SFT adapter or model, with a new head (Appendix B.2).
 
     The head's weights are normal with deviation 0.1 / sqrt(width), or with `head="zero"` zero, and so are all scores.
     """
+    with folder_of(sft) as folder:
+        return _new_reward_model(base, folder, seed, head)
+
+
+def _new_reward_model(
+    base: PreTrainedModel, sft: str | Path, seed: int, head: Literal["normal", "zero"]
+) -> peft.PeftModel | PreTrainedModel:
     if is_full_model(sft):
         return (
             with_head(_load_full_model(base, sft, trainable=True), seed, head)
@@ -269,15 +300,17 @@ def new_reward_model(
 
 
 def load_score_model(
-    base: PreTrainedModel, adapter: str | Path, trainable: bool = False
-) -> peft.PeftModel:
-    """Load the reward model (frozen) or the critic (trainable): a saved adapter or full model, with its head."""
-    if is_full_model(adapter):
-        ensure_classifier(base)
-        return _load_full_model(
-            base, adapter, trainable, kind=transformers.AutoModelForSequenceClassification
-        )
-    return _load_adapter(with_head(share(base), 0), adapter, trainable)
+    base: PreTrainedModel, start: Start, trainable: bool = False
+) -> peft.PeftModel | PreTrainedModel:
+    """Load the reward model (frozen) or the critic (trainable): an adapter or a full model, with its head."""
+    with folder_of(start) as folder:
+        if is_full_model(folder):
+            check_gives_one_score(str(folder), read_config(str(folder), folder))
+            ensure_classifier(base)
+            return _load_full_model(
+                base, folder, trainable, kind=transformers.AutoModelForSequenceClassification
+            )
+        return _load_adapter(with_head(share(base), 0), folder, trainable)
 
 
 def _load_full_model(
@@ -339,35 +372,41 @@ def _adapter_config(folder: str | Path, base: PreTrainedModel) -> peft.PeftConfi
 
 def build_models(
     base: PreTrainedModel,
-    sft: str | Path,
-    rm: str | Path | None,
+    sft: Start,
+    rm: Start | None,
     critic_init: str = "rm",
     gradient_checkpointing: bool | Literal["auto"] = False,
     with_reward: bool = True,
     critic_head_init: Literal["normal", "zero"] = "normal",
 ) -> PPOModels:
-    """Load the four models from saved adapters or models (paper, Appendix B.2).
+    """Load the four models from adapters or models (paper, Appendix B.2).
 
-    Policy and reference start from the folder `sft`, reward model and critic from `rm`. With `critic_init="sft"`, or
+    Policy and reference start from `sft`, reward model and critic from `rm`. Each is a saved folder, or a model in
+    memory, which is copied; `new_policy(base, options)` as `sft` is the base itself. With `critic_init="sft"`, or
     without a reward model, the critic starts from SFT with a new head (`critic_head_init`, see `new_reward_model`).
     Without `with_reward`, if the reward is a function, the reward model itself is not loaded. With
     `gradient_checkpointing="auto"` the trainer decides whether policy and critic recompute activations.
     """
-    if rm is not None and critic_init == "rm":
-        critic = load_score_model(base, rm, trainable=True)
-    else:
-        critic = new_reward_model(base, sft, head=critic_head_init)
-    policy = load_policy(base, sft)
+    reward = None
+    with folder_of(sft) as sft_folder:
+        policy = load_policy(base, sft_folder)
+        reference = load_policy(base, sft_folder, trainable=False)
+        if rm is None or critic_init != "rm":
+            critic = new_reward_model(base, sft_folder, head=critic_head_init)
+    if rm is not None:
+        with folder_of(rm) as rm_folder:
+            if critic_init == "rm":
+                critic = load_score_model(base, rm_folder, trainable=True)
+            if with_reward:
+                reward = ScalarHeadModel(load_score_model(base, rm_folder))
     for model in (policy, critic):
         without_dropout(model)
         if gradient_checkpointing is True:
             checkpoint_activations(model)
     return PPOModels(
         policy=PolicyModel(policy),
-        reference=PolicyModel(load_policy(base, sft, trainable=False)),
-        reward=ScalarHeadModel(load_score_model(base, rm))
-        if rm is not None and with_reward
-        else None,
+        reference=PolicyModel(reference),
+        reward=reward,
         critic=ScalarHeadModel(critic),
         gradient_checkpointing=gradient_checkpointing,
     )

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 import transformers
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.modeling_outputs import SequenceClassifierOutput
 
@@ -55,6 +55,13 @@ def with_head(
     model.score = ScoreHead(width, 1, bias=False)
     model.score.weight = nn.Parameter(weight.to(next(causal_lm.parameters()).device))
     return model.requires_grad_(False)
+
+
+def check_gives_one_score(source: str, config: PreTrainedConfig) -> None:
+    """Raise `InputError` unless a classifier of this config gives one number; `source` begins the line."""
+    if config.num_labels != 1:
+        what = f"it gives {config.num_labels} numbers a text (num_labels)"
+        raise InputError(f"{source}: {what}: give one with 1")
 
 
 def ensure_classifier(causal_lm: PreTrainedModel) -> None:
