@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
@@ -96,8 +96,7 @@ def save_base(folder: Path, tiny: bool, dtype: torch.dtype) -> str:
 
 def build(options: ModelConfig, folder: Path) -> PPOModels:
     """Build the four models over one base, as SFT and the reward model leave them."""
-    # What the benchmark compares is switched off one by one; a card's defaults follow from its record.
-    base = load_base(replace(options, fast="lora,last_layer,graph"))
+    base = load_base(options)
     new_policy(base, options).save_pretrained(folder / "sft")
     new_reward_model(base, folder / "sft").save_pretrained(folder / "rm")
     return build_models(
@@ -258,7 +257,8 @@ class Bench:
                 finetune=way,
                 dtype=dtype,
                 load_in_4bit=four_bits,
-                fused_kernels=fused,
+                # What the benchmark compares is switched off one by one; a card's defaults follow from its record.
+                fast="lora,last_layer,graph,fused" if fused else "lora,last_layer,graph",
                 gradient_checkpointing=args.checkpointing,
             )
             models = build(options, folder)

@@ -64,7 +64,7 @@ def run(actors, rollout):
     } | gradients
 
 
-def whole(backbone, kept, tokens, attention_mask):
+def whole(backbone, kept, tokens, attention_mask, levers=frozenset()):
     inputs = {
         "attention_mask": attention_mask,
         "position_ids": actor_critic.position_ids(attention_mask),
@@ -139,7 +139,10 @@ def test_attention_implementations(tiny, rollout, attention):
     base.set_attn_implementation(attention)
     kept, inputs = rollout.mask.shape[1] + 1, (rollout.tokens, rollout.attention_mask)
     with torch.no_grad():
-        right, found = whole(base, kept, *inputs), last_states(base, kept, *inputs)
+        right, found = (
+            whole(base, kept, *inputs),
+            last_states(base, kept, *inputs, levers=frozenset({"last_layer"})),
+        )
         seen = rollout.attention_mask[:, -kept:].bool()
         torch.testing.assert_close(found[seen], right[seen], rtol=0, atol=1e-5)
     assert "forward" not in vars(base.layers[-1]) and last_layer.has_plain_last_layer(base)

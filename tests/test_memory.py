@@ -52,7 +52,7 @@ from marlhf_lite.models.actor_critic import (
     unwrap_peft,
 )
 from marlhf_lite.models.architectures import ARCHITECTURES
-from marlhf_lite.models.fast import last_layer, lora, switch
+from marlhf_lite.models.fast import last_layer, lora
 from marlhf_lite.models.fast.lora import use_merged_forward
 from marlhf_lite.models.loading import lora_config, share, with_head
 from marlhf_lite.models.logprobs import MAX_LOGITS
@@ -235,7 +235,6 @@ class Attention(torch.autograd.Function):
 def test_what_a_pass_keeps_is_what_real_modules_keep(folders, finetune, monkeypatch):
     """Without checkpointing, in 16 bits; over 4 bits PEFT computes the adapters."""
     # What is counted is the arithmetic of `--fast lora`, which a GPU does not take by itself yet.
-    monkeypatch.setattr(switch, "_choice", "lora")
     if finetune == "by peft":
         monkeypatch.setitem(lora.WAYS, torch.bfloat16, None)
     ways = {"finetune": "full" if finetune == "full" else "lora", "dtype": "bfloat16"}

@@ -23,7 +23,7 @@ from transformers import (
 from marlhf_lite.models import logprobs
 from marlhf_lite.models.actor_critic import PolicyModel, checkpoint_activations
 from marlhf_lite.models.fast.decoding import CHECK_EVERY, decode, has_plain_cache
-from marlhf_lite.models.loading import use_fused_kernels
+from marlhf_lite.models.fast.fused import use_fused_kernels
 from marlhf_lite.models.logprobs import from_hidden, from_logits
 from marlhf_lite.training.rollout import Sampling, nonfinite_probabilities_refused
 from marlhf_lite.utils.errors import InputError
@@ -200,7 +200,7 @@ def test_make_gpu_without_a_card_says_so_in_one_line(gpu_script, capsys):
 
 def test_fused_kernels_are_asked_for_in_a_line(model, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    fails(lambda: use_fused_kernels(model), "--fused_kernels: ", "pip install -e '.[gpu]'")
+    fails(lambda: use_fused_kernels(model), "--fast fused: ", "pip install -e '.[gpu]'")
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="triton's kernels need a GPU")

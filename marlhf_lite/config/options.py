@@ -93,13 +93,10 @@ class ModelConfig(Checked):
         "Recompute activations: less memory, more time. auto: PPO does so if few rows fit without it in a dry run; "
         "other stages always do.",
     )
-    fused_kernels: bool = option(
-        False, "Fuse norms, gated units and rotary embeddings (liger-kernel), on a GPU."
-    )
     fast: str = option(
         "auto",
         "Ways to compute the same numbers in less time; auto: on a CPU all, on a GPU those that a record of `make gpu` "
-        "allows; off: none; or some of lora, last_layer, graph, with commas between them.",
+        "allows; off: none; or some of lora, last_layer, graph, fused, with commas between them.",
     )
     lora_r: int = option(16, "Rank of every adapter.", least=1)
     lora_alpha: int = option(32, "Scale of every adapter, divided by its rank.", least=1)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from marlhf_lite.models.fast.last_layer import last_states, position_ids
+from marlhf_lite.models.fast.switch import levers_of_model
 from marlhf_lite.models.logprobs import from_hidden, from_logits, has_plain_head
 
 
@@ -48,7 +49,8 @@ class PolicyModel(nn.Module):
                 input_ids=tokens, **inputs, use_cache=False, logits_to_keep=length
             ).logits
             return from_logits(logits[:, -length:], targets, temperature)
-        hidden = last_states(causal_lm.base_model, length, tokens, attention_mask)
+        levers = levers_of_model(causal_lm)
+        hidden = last_states(causal_lm.base_model, length, tokens, attention_mask, levers=levers)
         softcap = getattr(causal_lm.config.get_text_config(), "final_logit_softcapping", None)
         return from_hidden(hidden, causal_lm.get_output_embeddings(), targets, temperature, softcap)
 
@@ -71,9 +73,9 @@ class ScalarHeadModel(nn.Module):
         before action t. With `length` = T only the last T tokens and the one before have scores; the rest is 0."""
         classifier, width = unwrap_peft(self.model), tokens.shape[1]
         kept = width if length is None else min(length + 1, width)
-        hidden = last_states(
-            getattr(classifier, classifier.base_model_prefix), kept, tokens, attention_mask
-        )
+        backbone = getattr(classifier, classifier.base_model_prefix)
+        levers = levers_of_model(classifier)
+        hidden = last_states(backbone, kept, tokens, attention_mask, levers=levers)
         return nn.functional.pad(score_states(classifier, hidden), (width - kept, 0))
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
 from marlhf_lite.models.fast.last_layer import has_plain_last_layer
-from marlhf_lite.models.fast.switch import is_on
+from marlhf_lite.models.fast.switch import levers_of_model
 from marlhf_lite.models.loading import load_policy, load_score_model, new_policy, share
 from marlhf_lite.models.positions import position_limit, shared_rope_limit
 from marlhf_lite.models.score_heads import with_head
@@ -117,7 +117,8 @@ def _padding_gap(role: PolicyModel | ScalarHeadModel, base: PreTrainedModel) -> 
 def ways(base: PreTrainedModel, options: ModelConfig) -> dict[str, str]:
     """Return how adapters and the last layer of this base are computed under these options, for the run's record."""
     dtype = str(base.dtype).removeprefix("torch.")
-    is_plain_peft = options.load_in_4bit or not is_on("lora", base.device.type)
+    levers = levers_of_model(base)
+    is_plain_peft = options.load_in_4bit or "lora" not in levers
     adapters = (
         "by peft"
         if is_plain_peft
@@ -125,7 +126,7 @@ def ways(base: PreTrainedModel, options: ModelConfig) -> dict[str, str]:
         if base.dtype == torch.float32
         else f"added in {dtype}"
     )
-    plain = is_on("last_layer", base.device.type) and has_plain_last_layer(base.base_model)
+    plain = "last_layer" in levers and has_plain_last_layer(base.base_model)
     return {
         "adapters": adapters if options.finetune == "lora" else "none",
         "last_layer": "at responses" if plain else "whole",

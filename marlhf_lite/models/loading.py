@@ -33,6 +33,7 @@ from marlhf_lite.models.actor_critic import (
     PPOModels,
     ScalarHeadModel,
     checkpoint_activations,
+    unwrap_peft,
     without_dropout,
 )
 from marlhf_lite.models.adapters import hub_errors, is_full_model, is_sharded_folder
@@ -52,8 +53,9 @@ from marlhf_lite.models.door import (
     with_adapter,
     without_own_sampling,
 )
+from marlhf_lite.models.fast.fused import use_fused_kernels
 from marlhf_lite.models.fast.lora import use_merged_forward
-from marlhf_lite.models.fast.switch import use_fast
+from marlhf_lite.models.fast.switch import levers_of_choice, levers_of_model, set_levers
 from marlhf_lite.models.score_heads import check_gives_one_score, ensure_classifier, with_head
 from marlhf_lite.models.shards import read_metadata, read_shards
 from marlhf_lite.utils.errors import InputError
@@ -131,34 +133,13 @@ def load_tokenizer(name: str):
 def load_base(options: ModelConfig) -> PreTrainedModel:
     """Load the causal LM with every parameter frozen, in eval mode, on this process's device.
 
-    Full fine-tuning gets an empty model on the meta device: no role shares weights with it. With `--fused_kernels` the
-    models that are made from it have them, too.
+    Full fine-tuning gets an empty model on the meta device: no role shares weights with it. The base carries the levers
+    of `--fast`, and so does every model that is made from it.
     """
-    use_fast(options.fast)
+    levers = levers_of_choice(options.fast, PartialState().device.type)
     base = _load_base(options)
-    return use_fused_kernels(base) if options.fused_kernels else base
-
-
-def use_fused_kernels(model: PreTrainedModel) -> PreTrainedModel:
-    """Let norms, gated units and rotary embeddings of `model` run as kernels of liger-kernel; returns `model`.
-
-    Raises `InputError` if there is no GPU, no liger-kernel, or no kernel for the family.
-    """
-    if not torch.cuda.is_available() or importlib.util.find_spec("liger_kernel") is None:
-        raise InputError(
-            "--fused_kernels: needs a GPU and the package liger-kernel: pip install -e '.[gpu]'"
-        )
-    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
-    from transformers.integrations.liger import apply_liger_kernel
-
-    if (family := model.config.model_type) not in MODEL_TYPE_TO_APPLY_LIGER_FN:
-        raise InputError(
-            f"--fused_kernels: liger-kernel has none for {family} models: leave it out"
-        )
-    # losses are ours
-    apply_liger_kernel(model, {"cross_entropy": False, "fused_linear_cross_entropy": False})
-    model.has_fused_kernels = True
-    return model
+    set_levers(base, levers)
+    return use_fused_kernels(base) if "fused" in levers else base
 
 
 def _load_base(options: ModelConfig) -> PreTrainedModel:
@@ -219,7 +200,7 @@ def new_policy(base: PreTrainedModel, options: ModelConfig) -> peft.PeftModel:
     if options.finetune == "full":
         return _load_full_model(base, options.model, trainable=True)
     config = lora_config(options, peft.TaskType.CAUSAL_LM)
-    return use_merged_forward(with_adapter(share(base), config))
+    return _with_fast_adapters(with_adapter(share(base), config))
 
 
 @contextmanager
@@ -292,7 +273,7 @@ def _new_reward_model(
     if all(f".{vocabulary_head}." in f".{name}." for name in adapter_weight_names(sft)):
         fix = "a reward model and a critic need an adapter on layers below it"
         raise InputError(f"{sft}: its adapter is on the head alone: {fix}")
-    model = use_merged_forward(with_adapter(classifier, config, sft))
+    model = _with_fast_adapters(with_adapter(classifier, config, sft))
     own = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
     new_head = {name: weight for name, weight in own.items() if ".score." in name}
     fill_adapter(model, sft, more=new_head, without=vocabulary_head)
@@ -330,7 +311,9 @@ def _load_full_model(
         place = folder if is_full_model(folder) else model_path(str(folder))
         model = read_model(str(folder), kind, place, **settings)
     check_finite(folder, model.parameters())
-    model = use_fused_kernels(model) if hasattr(base, "has_fused_kernels") else model
+    set_levers(model, levers_of_model(base))
+    if "fused" in levers_of_model(base):
+        use_fused_kernels(model)
     return model.requires_grad_(trainable).train(trainable).to(PartialState().device)
 
 
@@ -358,7 +341,14 @@ def _load_adapter(model: PreTrainedModel, folder: str | Path, trainable: bool) -
     config.inference_mode = not trainable
     loaded = with_adapter(model, config, folder)
     fill_adapter(loaded, folder)
-    return use_merged_forward(loaded).train(trainable)
+    return _with_fast_adapters(loaded).train(trainable)
+
+
+def _with_fast_adapters(model: peft.PeftModel) -> peft.PeftModel:
+    """Let the adapters be computed in fewer products if the model's levers have `lora`; returns `model`."""
+    if "lora" in levers_of_model(unwrap_peft(model)):
+        use_merged_forward(model)
+    return model
 
 
 def _adapter_config(folder: str | Path, base: PreTrainedModel) -> peft.PeftConfig:

@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.modeling_outputs import SequenceClassifierOutput
 
+from marlhf_lite.models.fast.switch import levers_of_model, set_levers
 from marlhf_lite.utils.errors import InputError
 
 
@@ -49,6 +50,7 @@ def with_head(
             f"{type(model).__name__}: it has no linear layer `score`: give another base model"
         )
     setattr(model, model.base_model_prefix, getattr(causal_lm, causal_lm.base_model_prefix))
+    set_levers(model, levers_of_model(causal_lm))
     width = causal_lm.get_output_embeddings().weight.shape[1]  # hidden_size, except in OPT-350m
     deviation = 0.1 / width**0.5 if head == "normal" else 0.0
     weight = torch.randn(1, width, generator=torch.Generator().manual_seed(seed)) * deviation

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from marlhf_lite.config.method import PPOConfig, SamplingConfig
 from marlhf_lite.models.actor_critic import unwrap_peft
 from marlhf_lite.models.fast.decoding import decode, has_plain_cache
-from marlhf_lite.models.fast.switch import is_on
+from marlhf_lite.models.fast.switch import levers_of_model
 from marlhf_lite.models.tied import tied_layers
 from marlhf_lite.tasks.tokenization import decode_continuation, encode_prompts, pad
 from marlhf_lite.training.distributed import is_sharded
@@ -324,7 +324,7 @@ def sample(
 
     # The graph draws tokens as `Sampling` says, and knows no other way.
     is_plain_sampling = type(sampling) is Sampling and not sampling.min_new_tokens
-    is_taken = device.type == "cuda" and is_on("graph", device.type)
+    is_taken = device.type == "cuda" and "graph" in levers_of_model(unwrap_peft(model))
     can_use_graph = is_taken and is_plain_sampling and not is_sharded(model)
     if can_use_graph and has_plain_cache(unwrap_peft(model)):
         tokens = decode(unwrap_peft(model), ids, attention_mask, sampling, ends, pad_id)

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from marlhf_lite.models.fast.switch import is_on
-
 # Families whose layer is norm, attention with rotated q and k, norm, MLP; others norm, scale or fuse in between.
 PLAIN_LAYERS = frozenset("gemma llama mistral qwen2".split())
 
@@ -24,16 +22,23 @@ def position_ids(attention_mask: Tensor) -> Tensor:
     return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
-def last_states(backbone: nn.Module, kept: int, tokens: Tensor, attention_mask: Tensor) -> Tensor:
+def last_states(
+    backbone: nn.Module,
+    kept: int,
+    tokens: Tensor,
+    attention_mask: Tensor,
+    *,
+    levers: frozenset[str],
+) -> Tensor:
     """The backbone's states [B, kept, H] at the last `kept` columns of rows [B, L], which may be padded on both sides.
 
-    States at padding are arbitrary.
+    States at padding are arbitrary. Without `last_layer` among the levers it is one plain pass of all layers.
     """
     width, columns = tokens.shape[1], torch.arange(tokens.shape[1], device=tokens.device)
     starts = attention_mask.argmax(1)
     latest, used = _most(starts, (columns * attention_mask).amax(1) + 1 - starts)
     first = width - kept - latest  # column of the aligned rows, the first that is read
-    is_taken = is_on("last_layer", tokens.device.type) and has_plain_last_layer(backbone)
+    is_taken = "last_layer" in levers and has_plain_last_layer(backbone)
     if first < 0 or not is_taken:
         inputs = {"attention_mask": attention_mask, "position_ids": position_ids(attention_mask)}
         return backbone(input_ids=tokens, **inputs, use_cache=False).last_hidden_state[:, -kept:]

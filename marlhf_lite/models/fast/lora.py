@@ -11,8 +11,6 @@ from peft.tuners import lora
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from marlhf_lite.models.fast.switch import is_on
-
 
 class _MergedLinear(torch.autograd.Function):
     """y = x (W + s B A)ᵀ + b with a frozen W and b. Keeps x for the backward pass, and no copy of any weight."""
@@ -97,8 +95,6 @@ class MergedLoraLinear(lora.Linear):
         return way.apply(x, base.weight, base.bias, A, B, self.scaling[name])
 
     def _way(self, x: Tensor) -> type[torch.autograd.Function] | None:
-        if not is_on("lora", x.device.type):
-            return None
         names = self.active_adapters
         if self.disable_adapters or self.merged or len(names) != 1 or names[0] not in self.lora_A:
             return None
