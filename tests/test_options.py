@@ -208,6 +208,12 @@ def test_an_embedded_data_set_brings_its_model_along(runs):
         assert (options.model, options.max_response_length) == expected
 
 
+@pytest.mark.parametrize(("stored", "fast"), [(False, "auto"), (True, "fused")])
+def test_a_run_of_version_1_0_stored_fused_kernels_as_an_option(runs, stored, fast):
+    run = runs("a", fused_kernels=stored)
+    assert read("--resume", run, command="ppo").fast == fast
+
+
 @pytest.mark.parametrize("words", ["--size 9", "--model tiny-gemma", "--rm b"])
 def test_contradictions_to_the_given_run_are_refused(runs, words):
     run, other = (runs(name, dataset=f"{name}.jsonl", size=40, model="some/model") for name in "ab")

@@ -319,7 +319,11 @@ def _read_resumed_run(command: str, folder: str, flags: dict) -> dict:
         raise InputError(
             "--output_dir: a resumed run stays in its folder: leave it out, or leave out --resume"
         )
-    return {name: value for name, value in run.config.items() if name not in OF_THE_START}
+    stored = {name: value for name, value in run.config.items() if name not in OF_THE_START}
+    # A run of version 1.0 has an option for what is a lever of --fast today.
+    if stored.pop("fused_kernels", False):
+        stored["fast"] = "fused"
+    return stored
 
 
 def _check_unchanged(options: StageCommand, started: StageCommand) -> None:
