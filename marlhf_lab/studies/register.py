@@ -21,6 +21,7 @@ MEASURED = {
     "gradient_signal": lambda record: record["found"][record["primary"]]["over_PPO"]["MA-PPO"],
     "baseline_signal": lambda record: record["found"][record["primary"]]["contrasts"]["S - M"],
     "signal_apart": lambda record: record["found"]["SmolLM2"]["contrasts"]["S - M"],
+    "temperature": lambda record: record["found"]["contrasts"][record["primary"]]["rm_score"],
 }
 NOT_YET = "not there yet"
 

@@ -15,6 +15,7 @@ import torch
 
 import marlhf_lab
 from marlhf_lab.studies.register import MEASURED
+from marlhf_lite.utils.jsonl import append_lines
 
 BENCHMARKS = Path(marlhf_lab.__file__).parents[1] / "benchmarks"
 PROGRAMS = sorted(
@@ -136,3 +137,42 @@ def test_baseline_signal_at_its_smallest_size(answers, monkeypatch):
     cell = program.TwoHalves(answers).measure()
     assert {len(rows) for rows in cell["projections"].values()} == {24}
     assert set(program.found(cell)["signal"]) == set(program.ESTIMATORS)
+
+
+def test_temperature_against_plain_loops(tmp_path, monkeypatch):
+    """Means of answers and of the best of four, and by how much a change differs from another, by hand."""
+    program = module("temperature", monkeypatch)
+    monkeypatch.setattr(program, "SIZES", (1, 4))
+    rng = np.random.default_rng(5)
+    scores = {}  # seed, method, temperature -> [prompts, samples]
+    seeds = []
+    for seed in range(3):
+        rows = []
+        for method in ("SFT", "PPO", "PPO-0.99", "MA-PPO"):
+            for temperature in (0.8, 1.0, 1.2):
+                scores[seed, method, temperature] = drawn = rng.normal(size=(5, 4))
+                for (prompt, sample), score in np.ndenumerate(drawn):
+                    row = {"id": str(prompt), "sample": sample, "prompt": f"p {prompt}"}
+                    row |= {"method": method, "temperature": temperature, "response": "a"}
+                    row |= {"seed": seed, "token_ids": [1], "tokens": 1, "ended": True}
+                    rows.append(row | {"rm_score": score, "gold": -score})
+        append_lines(tmp_path / f"seed{seed}.jsonl", rows)
+        seeds.append(program.means_by_temperature(tmp_path / f"seed{seed}.jsonl"))
+
+    best = seeds[1]["PPO"]["1.2"]["4"]
+    highest = scores[1, "PPO", 1.2].max(axis=1).mean()  # four of four: all of them
+    assert best["rm_score"] == pytest.approx(highest, abs=1e-3)
+    assert best["gold"] == pytest.approx(-highest, abs=1e-3)
+
+    gaps = []
+    for seed in range(3):
+        change = {}
+        for method in ("PPO-0.99", "MA-PPO"):
+            warm, cool = scores[seed, method, 1.0].mean(), scores[seed, method, 0.8].mean()
+            change[method] = warm - cool
+        gaps.append(change["MA-PPO"] - change["PPO-0.99"])
+    found = program.found_in({f"seed {i}": means for i, means in enumerate(seeds)})
+    contrast = found["contrasts"]["MA-PPO - PPO-0.99, 0.8 to 1.0"]["rm_score"]
+    assert contrast["by_seed"] == pytest.approx(gaps, abs=2e-3)
+    assert contrast["mean"] == pytest.approx(np.mean(gaps), abs=2e-3)
+    assert program.PRIMARY in found["contrasts"]
