@@ -4,7 +4,7 @@ The model has Gemma-2B's exact architecture and random weights. What makes an up
 switched on one after the other in one process, so that the old way and the new one stand side by side:
 
     0  the card: its rates of a large copy and of a large product
-    1  checks: each way gives what the old one gives; tests/test_on_card.py
+    1  checks: each way gives the numbers of the plain one (`gpu_equal.py`); tests/test_on_card.py
     2  LoRA the old way, one update profiled
     3  LoRA with one lever more each time, the last one profiled
     4  full fine-tuning, the same
@@ -16,7 +16,8 @@ switched on one after the other in one process, so that the old way and the new 
 
 Each measurement is a line of JSON in `--log` as soon as it is made; a second call goes on after the last one. An error
 costs the measurement, not what follows: the process that it may have broken is replaced. At the end all lines are
-joined in `--out`.
+joined in `--out`, with `equal`: for each way whether its numbers are equal. The last table says which of them may
+be defaults on this card; a lever of `--fast` becomes one by its record in `RECORDS_OF_A_GPU` (models/fast/switch.py).
 
     python benchmarks/gpu.py --rows 0-3,5,4          # one card of 80 GB
     python benchmarks/gpu.py --device cpu --tiny     # every row on a tiny model, to try this script
@@ -46,6 +47,7 @@ from unittest import mock
 
 import torch
 import yaml
+from gpu_equal import NEEDS_A_CARD, WAYS, defaults, equal_numbers, equal_tokens, verdicts
 from gpu_updates import (
     GIB,
     LEVERS,
@@ -54,19 +56,16 @@ from gpu_updates import (
     StaticCache,
     generation,
     make_prompts,
-    peft_adapters,
     read_log,
     recompute,
     save_base,
-    transformers_generate,
     updates,
     write_line,
 )
 
 from marlhf_lite.config.commands import MemoryCommand
 from marlhf_lite.extras.memory.estimate import estimate_memory
-from marlhf_lite.tasks.tokenization import encode_prompts
-from marlhf_lite.training.rollout import Sampling, generate
+from marlhf_lite.training.rollout import Sampling
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import environment
 from marlhf_lite.utils.tables import markdown
@@ -173,52 +172,19 @@ def card(bench: Bench) -> dict:
 
 
 def row_1(bench: Bench) -> None:
-    bench.measure("1 adapters", same_adapters)
-    if bench.args.device == "cuda":
-        bench.measure("1 graph", same_tokens)
+    for way in WAYS:
+        name = f"1 equal: {way}"
+        if way in NEEDS_A_CARD and bench.args.device == "cpu":
+            bench.measure(name, lambda bench: {"left_out": "on a GPU alone"})
+        elif way == "graph":
+            bench.measure(name, equal_tokens)
+        elif way != "fused":
+            bench.measure(name, equal_numbers, way)
+        elif importlib.util.find_spec("liger_kernel") is None:
+            bench.measure(name, lambda bench: {"left_out": "needs liger-kernel"})
+        else:
+            bench.measure(name, equal_numbers, way, ends_process=True)
     bench.measure("1 tests", on_card)
-
-
-def same_adapters(bench: Bench) -> dict:
-    """Log-probabilities with 16-bit adapters against PEFT's, of adapters that change something."""
-    trainer = bench.trainer("lora")
-    model, ids = (
-        trainer.models.policy,
-        encode_prompts(bench.tokenizer, trainer.prompts[: bench.args.micro]),
-    )
-    width = min(map(len, ids))
-    tokens = torch.tensor([row[:width] for row in ids], device=bench.device)
-    outer = [p for name, p in model.named_parameters() if "lora_B" in name and p.requires_grad]
-    with torch.no_grad():
-        for weight in outer:
-            weight.normal_(0, 0.01)
-        ours = model(tokens, torch.ones_like(tokens), width - 1)[0]
-        with peft_adapters(bench, trainer):
-            theirs = model(tokens, torch.ones_like(tokens), width - 1)[0]
-        for weight in outer:
-            weight.zero_()
-        before = model(tokens, torch.ones_like(tokens), width - 1)[0]
-    ratio = ours - theirs
-    k3 = (ratio.exp() - 1 - ratio).mean().item()
-    check(k3 < 1e-5, f"k3 of adapters against PEFT's is {k3:.1e}, not below 1e-5")
-    return {"k3": k3, "changed_by_adapters": (before - theirs).abs().mean().item()}
-
-
-def same_tokens(bench: Bench) -> dict:
-    """The share of responses that a graph samples as transformers' generate does, in 16 bits; all of float32's do."""
-    trainer, sampling = bench.trainer("lora"), Sampling(bench.args.response)
-    given = trainer.models.policy.eval().model, bench.tokenizer, trainer.prompts, sampling
-    torch.manual_seed(0)
-    ours = generate(*given).response_ids
-    with transformers_generate(bench, trainer):
-        torch.manual_seed(0)
-        theirs = generate(*given).response_ids
-    check(ours.shape == theirs.shape, f"shapes {tuple(ours.shape)} and {tuple(theirs.shape)}")
-    first = (ours != theirs).int().argmax(1)[(ours != theirs).any(1)]
-    return {
-        "equal": (ours == theirs).all(1).float().mean().item(),
-        "first_differences": sorted(first.tolist())[:8],
-    }
 
 
 def check(holds: bool, otherwise: str) -> None:
@@ -420,8 +386,9 @@ def join(args: argparse.Namespace) -> int:
         if k not in ("out", "log", "child", "trl", "commit", "seconds")
     }
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_json(out, {"arguments": shown, "measured": found})
+    write_json(out, {"arguments": shown, "equal": verdicts(found), "measured": found})
     print(summary(found))
+    print(f"\nDefaults that this record allows:\n\n{defaults(found)}\n")
     print(f"written to {out}")
     return sum("error" in line for line in lines)
 

@@ -22,6 +22,7 @@ from transformers import (
 
 from marlhf_lite.models import logprobs
 from marlhf_lite.models.actor_critic import PolicyModel, checkpoint_activations
+from marlhf_lite.models.fast import lora
 from marlhf_lite.models.fast.decoding import CHECK_EVERY, decode, has_plain_cache
 from marlhf_lite.models.fast.fused import use_fused_kernels
 from marlhf_lite.models.logprobs import from_hidden, from_logits
@@ -185,6 +186,50 @@ def test_make_gpu_measures_row_by_row_and_goes_on(gpu_script, tmp_path, capsys):
     )
     lines = log.read_text()
     assert gpu_script.main(given) == 1 and log.read_text() == lines
+
+
+@without_card
+def test_the_record_says_which_ways_give_equal_numbers_and_which_defaults_follow(
+    gpu_script, tmp_path, capsys, monkeypatch
+):
+    from gpu_equal import WAYS, equal_numbers
+    from gpu_updates import Bench
+
+    log, out = tmp_path / "gpu.jsonl", tmp_path / "gpu.json"
+    given = ["--device", "cpu", "--tiny", "--log", str(log), "--out", str(out)]
+    args = gpu_script.arguments([*given, "--child", "inf"])
+    bench = Bench(args)
+    bench.measure("1 equal: last_layer", equal_numbers, "last_layer")
+    bench.measure("1 equal: checkpointing", equal_numbers, "checkpointing")
+    plain = lora.WAYS[torch.bfloat16]
+
+    class Doubled(plain):
+        """The adapters of 16 bits with a factor that is wrong."""
+
+        @classmethod
+        def apply(cls, *arguments):
+            return plain.apply(*arguments[:-1], 2 * arguments[-1])
+
+    monkeypatch.setitem(lora.WAYS, torch.bfloat16, Doubled)
+    bench.measure("1 equal: lora", equal_numbers, "lora")
+    monkeypatch.undo()
+    for name, seconds in zip(WAYS["checkpointing"][1:], (3.0, 2.0), strict=True):
+        with log.open("a") as file:
+            file.write(json.dumps({"name": name, "seconds_per_update": seconds}) + "\n")
+    gpu_script.join(args)
+    assert json.loads(out.read_text())["equal"] == {
+        "lora": False,
+        "checkpointing": True,
+        "last_layer": True,
+    }
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| --")]
+    assert [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[-5:]] == [
+        ["--fast lora", "differ", "", "no"],
+        ["--gradient_checkpointing auto", "equal", "3.00 → 2.00", "yes"],
+        ["--fast graph", "not compared", "", "no"],
+        ["--fast last_layer", "equal", "", "yes, if it is faster"],
+        ["--fast fused", "not compared", "", "no: it needs a package"],
+    ]
 
 
 @without_card
