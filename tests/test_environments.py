@@ -251,11 +251,14 @@ def test_parts_are_joined_and_selected(roles, tokenizer, played):
 def test_evaluation_repeats_dialogues_whatever_the_batch(roles, tokenizer):
     game, seeded = (
         Dialogues(Counter()),
-        replace(SeededSampling.like(SAMPLING), names=("0/a/0", "0/b/0", "0/c/0", "0/d/0")),
+        replace(SeededSampling.like(SAMPLING), seed_names=("0/a/0", "0/b/0", "0/c/0", "0/d/0")),
     )
     whole = game(roles.policy.model, tokenizer, PROMPTS, seeded)
     alone = game(
-        roles.policy.model, tokenizer, PROMPTS[1:2], replace(seeded, names=seeded.names[1:2])
+        roles.policy.model,
+        tokenizer,
+        PROMPTS[1:2],
+        replace(seeded, seed_names=seeded.seed_names[1:2]),
     )
     assert whole.turns[1] == alone.turns[0] and len(whole.turns[1]) == 6
     rows = [

@@ -61,7 +61,7 @@ def test_against_the_sft_model_by_hand(moved, test, tokenizer):
     for name in ("policy", "reference"):
         role = getattr(moved, name).eval()
         rows[name] = generate_seeded(
-            role.model, tokenizer, PROMPTS, Sampling(6, names=tuple(names))
+            role.model, tokenizer, PROMPTS, Sampling(6, seed_names=tuple(names))
         )
     with torch.no_grad():
         drawn = rows["policy"]

@@ -56,16 +56,20 @@ def test_half_as_many_until_they_fit(size, fits, share, sizes, capsys):
 
 
 @pytest.mark.parametrize(
-    ("size", "alone", "parts"),
+    ("size", "no_process_waits", "parts"),
     [
         (1, True, ["with --size 1: shorten"]),
         (1, False, ["with --size 1: shorten"]),
         (8, False, ["--size 8: give 4"]),
     ],
 )
-def test_one_row_that_does_not_fit_and_processes_that_wait_end_in_a_line(size, alone, parts):
+def test_one_row_that_does_not_fit_and_processes_that_wait_end_in_a_line(
+    size, no_process_waits, parts
+):
     fails(
-        lambda: with_less_memory(work_of(0, []), size, "--size {}", alone=alone),
+        lambda: with_less_memory(
+            work_of(0, []), size, "--size {}", no_process_waits=no_process_waits
+        ),
         "out of memory",
         *parts,
     )

@@ -26,7 +26,7 @@ class Plain:
         return generate(model, tokenizer, prompts, sampling)
 
     def try_out(self, policy, tokenizer, prompts, sampling):
-        self.tried.append((prompts, sampling.names))
+        self.tried.append((prompts, sampling.seed_names))
 
     def longest_response(self, tokenizer, new_tokens):
         return 2 * new_tokens

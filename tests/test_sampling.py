@@ -76,7 +76,7 @@ def policy(moved):
 @pytest.fixture
 def draw(policy, tokenizer):
     def run(prompts=PROMPTS, names=NAMES, temperature=1.0, how=None):
-        named = replace(how or Sampling(8, temperature), names=tuple(names))
+        named = replace(how or Sampling(8, temperature), seed_names=tuple(names))
         return generate_seeded(policy, tokenizer, prompts, named)
 
     return run

@@ -524,7 +524,7 @@ def test_addresses_that_are_none(monkeypatch, url, parts):
 def test_a_trial_names_the_one_server_of_two_that_has_another_model(serve, make, tiny, tokenizer):
     servers = serve(), serve(base=other_base(tiny))
     trainer = make(*servers)
-    sampling = dataclasses.replace(trainer.sampling, names=("trial",))
+    sampling = dataclasses.replace(trainer.sampling, seed_names=("trial",))
     line = f"{servers[1].url}/v1/: the log-probabilities are"
     fails(lambda: trainer.sampler.try_out(trainer.models.policy, tokenizer, ["a"], sampling), line)
 
@@ -558,7 +558,7 @@ def full_models(tiny, tmp_path_factory):
 
 
 def try_out(trainer, tokenizer):
-    sampling = dataclasses.replace(trainer.sampling, names=("trial",))
+    sampling = dataclasses.replace(trainer.sampling, seed_names=("trial",))
     trainer.sampler.try_out(trainer.models.policy, tokenizer, ["a"], sampling)
 
 
@@ -674,7 +674,7 @@ def test_first_tokens_of_a_real_server_have_the_distribution_of_generate(
     tokenizer, prompts = load_tokenizer(str(MODEL)), ["My favourite food is"] * 2000
     monkeypatch.setenv("VLLM_URL", URL)
     sampling, engine = Sampling(1, **shape), vllm.Servers()
-    named = dataclasses.replace(sampling, names=tuple(map(str, range(2000))))
+    named = dataclasses.replace(sampling, seed_names=tuple(map(str, range(2000))))
     ours = engine(real_policy, tokenizer, prompts, named)
     torch.manual_seed(0)
     theirs = generate(real_policy, tokenizer, prompts, sampling)

@@ -184,7 +184,7 @@ class HeldOutPrompts:
         prompts = wanted.tolist()
         # independent of the checkpoint
         names = tuple(f"{seed}/{id}/{sample}" for id, sample, seed in wanted.index)
-        sampling = replace(SeededSampling.like(self.sampling), names=names)
+        sampling = replace(SeededSampling.like(self.sampling), seed_names=names)
         rollout, _ = generate_in_batches(
             self.sampler, 0, policy.model, self.tokenizer, prompts, sampling
         )
@@ -250,8 +250,9 @@ def _in_batches(work: Callable, rows: pd.Series | pd.DataFrame, size: int, name:
             progress.update(part.stop - part.start)
             return result
 
-        # others may wait
-        return in_batches(work_on, len(rows), size, alone=PartialState().num_processes == 1)[0]
+        is_one_process = PartialState().num_processes == 1  # else the others may wait for this one
+        results, _ = in_batches(work_on, len(rows), size, no_process_waits=is_one_process)
+        return results
 
 
 def evaluate_checkpoints(
@@ -306,7 +307,7 @@ def evaluate_checkpoints(
                 "model": model,
                 **vars(at_temperature.sampling),
             }
-            del settings["names"]
+            del settings["seed_names"]
             settings |= {"engine": key} if (key := getattr(held_out.sampler, "key", "")) else {}
             # the same text has other tokens
             if getattr(held_out.tokenizer, "expects_chats", False):

@@ -76,10 +76,10 @@ class SeededSampling(Sampling):
 
     def of_turn(self, turn: int, rows: Sequence[int]) -> "SeededSampling":
         """Return the sampling of a turn, which has its own random numbers."""
-        names = [f"{self.names[row]}/{turn}" for row in rows] if self.names else []
-        return (
-            replace(self, uniforms=uniform_numbers(names, self.max_new_tokens)) if names else self
-        )
+        if not self.seed_names or not rows:
+            return self
+        names = [f"{self.seed_names[row]}/{turn}" for row in rows]
+        return replace(self, uniforms=uniform_numbers(names, self.max_new_tokens))
 
     def arguments(self) -> dict:
         """Return arguments of `generate`: with uniform numbers, greedy over what `InverseTransformSampler` leaves."""
@@ -97,7 +97,7 @@ class SeededSampling(Sampling):
 def generate_seeded(model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Rollout:
     """Return one response to each prompt, drawn with the random numbers of its name. A repeated prompt is read once.
 
-    `sampling.names` [B] identify responses, such as "seed/prompt/sample"; torch's random state stays unused.
+    `sampling.seed_names` [B] identify responses, such as "seed/prompt/sample"; torch's random state stays unused.
     """
     rows, past = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}, None
     if len(rows) < len(prompts):
@@ -106,7 +106,7 @@ def generate_seeded(model, tokenizer, prompts: Sequence[str], sampling: Sampling
         past = read_all_but_last(
             model, ids.to(device), mask.to(device), [rows[prompt] for prompt in prompts]
         )
-    uniforms = uniform_numbers(sampling.names, sampling.max_new_tokens)
+    uniforms = uniform_numbers(sampling.seed_names, sampling.max_new_tokens)
     return generate(
         model,
         tokenizer,

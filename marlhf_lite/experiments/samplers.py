@@ -116,6 +116,6 @@ def try_out(
     longest = max(
         zip(encode_prompts(tokenizer, prompts), prompts, strict=True), key=lambda pair: len(pair[0])
     )[1]
-    sampling = replace(sampling_of(options, options.max_response_length), names=("trial",))
+    sampling = replace(sampling_of(options, options.max_response_length), seed_names=("trial",))
     with named_errors("sampler", sampler_of(options)):
         trial(PolicyModel(first), tokenizer, [longest], sampling)

@@ -75,8 +75,8 @@ class Servers:
     ) -> Rollout:
         """Return one response to each prompt, with the servers' log-probabilities in `sampled_logprobs`.
 
-        The seed of a response comes from its name in `sampling.names` [B]. If processes share the weights, all of them
-        must call this. Raises `ServerError` if a server does not answer or lacks the policy.
+        The seed of a response comes from its name in `sampling.seed_names` [B]. If processes share the weights, all of
+        them must call this. Raises `ServerError` if a server does not answer or lacks the policy.
         """
         ends, ids = end_of_text(model, tokenizer), encode_prompts(tokenizer, prompts)
         settings = request_settings(sampling, ends)
@@ -85,7 +85,7 @@ class Servers:
         def ask_row(row: int) -> tuple[list[int], list[float]]:
             # answers to one prompt from one server
             client = self.clients[row * len(self.clients) // len(ids)]
-            seed = random.Random(sampling.names[row]).getrandbits(63)
+            seed = random.Random(sampling.seed_names[row]).getrandbits(63)
             return ask(client, model=served, prompt=ids[row], seed=seed, **settings)
 
         lend = self.adapter_on_servers if isinstance(model, PeftModel) else self.weights_on_servers

@@ -72,23 +72,30 @@ class Recorder(TrainerCallback):
         if "loss" not in logs:  # the summary at the end has none
             return
         update = state.global_step
+
+        # 1. Records, if there are any, and the progress bar.
         loss = float(logs["loss"])
-        gradient = float(logs.get("grad_norm", 0.0))
         row = {"loss": loss}
         if self.translate:
             row = self._record(update, self.translate(logs))
         shown = {name: number(row[name], ".3f") for name in SHOWN if name in row}
         self.bar.set_postfix(shown, refresh=False)
-        self._check_first_gradient_moved_weights(model, gradient)
-        if not (math.isfinite(loss) and math.isfinite(gradient)):
+
+        # 2. Checks.
+        gradient_norm = float(logs.get("grad_norm", 0.0))
+        self._check_first_gradient_moved_weights(model, gradient_norm)
+        if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
             fix = "start again with a lower learning rate, or --dtype float32"
             raise InputError(
                 f"{self.logger.name}: loss or gradient of update {update} is not finite: {fix}"
             )
+
+        # 3. A held-out test.
         if self.held_out and (update % self.every == 0 or update == state.max_steps):
             self.logger.log_held_out(update, self.held_out())
 
     def _record(self, update: int, row: dict) -> dict:
+        """Log a row of metrics with the number of the update, counts and times; return all of it."""
         seconds = time.perf_counter() - self.start_of_step
         history = self.logger.history
         row = {"update": update} | row
@@ -100,12 +107,12 @@ class Recorder(TrainerCallback):
         self.logger.log_update(row)
         return row
 
-    def _check_first_gradient_moved_weights(self, model, gradient: float) -> None:
+    def _check_first_gradient_moved_weights(self, model, gradient_norm: float) -> None:
         """Raise `InputError` if the first step with a gradient moved no weight.
 
         Steps before it may have none: in a group of responses with equal scores there is nothing to learn.
         """
-        if self.weights_at_start is None or not gradient:
+        if self.weights_at_start is None or not gradient_norm:
             return
         prefix = PREFIX_OF_RATE.get(self.logger.name, "policy")
         check_moved(
@@ -125,8 +132,9 @@ class Recorder(TrainerCallback):
         PartialState().wait_for_everyone()  # each process has written its part
         if state.is_world_process_zero:
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            # transformers writes shards without the config that their readers need
             if is_sharded(model):
+                # Transformers writes shards without the config that their readers need. FSDP2 has put "FSDP" before the
+                # name of the model's class.
                 model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
                 model.config.save_pretrained(checkpoint)
             sizes_of_logs = self.logger.run.position() if self.logger.run else {}

@@ -89,8 +89,9 @@ class Checkpoints:
                 if final.is_dir():  # it is not replaced in one step, as a file is
                     _remove(final)
                 os.replace(temporary, final)
-                oldest = self.updates()[: -self.keep]
-                _remove(*(self.path(update) for update in oldest if update != keep_also))
+                for old_update in self.updates()[: -self.keep]:
+                    if old_update != keep_also:
+                        _remove(self.path(old_update))
         except BaseException:
             if self.accelerator.is_main_process:
                 _remove(temporary)
@@ -121,13 +122,12 @@ class Checkpoints:
             rewind_run(self.run, [*later, *unfinished], state["logs"])
 
         # 3. Random generators.
-        made = len(state["random"])
-        if made == processes:
+        processes_at_save = len(state["random"])
+        if processes_at_save == processes:
             set_random_states(state["random"][self.accelerator.process_index])
         else:
-            self.accelerator.print(
-                f"{path}: made by {made} processes, not {processes}: responses will be others"
-            )
+            made = f"made by {processes_at_save} processes, not {processes}"
+            self.accelerator.print(f"{path}: {made}: responses will be others")
         self.accelerator.wait_for_everyone()
         return state["counters"]
 
@@ -157,9 +157,13 @@ class Checkpoints:
         return state
 
     def _read(self, path: Path, actor_critic: nn.Module) -> dict:
-        """Read a checkpoint; of shards only their shapes. Raises `InputError` with the reason if it is unusable."""
-        if name := broken(path):
-            raise InputError(f"it is damaged ({name})")
+        """Read a checkpoint: of a file everything, of a folder of shards the shapes in place of the tensors.
+
+        Raises `InputError` with the reason if it is damaged, or of another model.
+        """
+        damaged_file = broken(path)
+        if damaged_file:
+            raise InputError(f"it is damaged ({damaged_file})")
         is_folder = path.is_dir()
         file = path / STATE if is_folder else path
         # With weights alone the file runs no code of its writer.
@@ -172,14 +176,15 @@ class Checkpoints:
                 if isinstance(shard, TensorStorageMetadata)  # `read_metadata` refuses others
             }
 
-        shapes = {}
-        for name, x in state["tensors"].items():
-            if name.startswith("weights."):
-                shapes[name] = tuple(getattr(x, "shape", x))  # of shards it is the shape itself
-        own_shapes = {}
+        shapes_here = {}
         for name, parameter in _trainable(actor_critic).items():
-            own_shapes[f"weights.{name}"] = tuple(parameter.shape)
-        if own_shapes != shapes:
+            shapes_here[f"weights.{name}"] = tuple(parameter.shape)
+        shapes_there = {}
+        for name, tensor_or_shape in state["tensors"].items():
+            if name.startswith("weights."):
+                shape = tensor_or_shape if is_folder else tensor_or_shape.shape
+                shapes_there[name] = tuple(shape)
+        if shapes_here != shapes_there:
             raise InputError("its weights are those of another model or other adapters")
         self.run.check_logs(state["logs"])
         return state

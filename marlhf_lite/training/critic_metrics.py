@@ -20,21 +20,26 @@ def quarters(mask: Tensor) -> Tensor:
 
 
 def critic_numbers(values: Tensor, scores: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """The numbers of `critic_metrics`, by name.
+    """The numbers whose moments `critic_metrics` takes, by name; each in float64, without padding.
 
     Args:
         values: [B, T] V(s_t); mask: [B, T] True on response tokens.
         scores: [B] the final scores for training, or [B, K] those of turns, as in `macro.macro_rewards`.
     """
-    tokens = MacroActions.from_starts(mask, mask)  # single tokens, without the holes between turns
+    # 1. Scores and values of the policy's tokens alone: a macro action of each closes the holes between turns.
+    tokens = MacroActions.from_starts(mask, mask)
     rewards = exact(macro_rewards(torch.zeros_like(values), scores, tokens))
     values = exact(tokens.sum(values))
     mask = tokens.mask.to(values.device)
 
-    targets = rewards.flip(1).cumsum(1).flip(1)  # a value is of later rewards
-    score = targets[:, 0]
-    known = values + score[:, None] - targets  # with the scores of earlier turns
-    last = (mask.sum(1) - 1).clamp(min=0)
+    # 2. What a value predicts: the scores from its token on, so a sum from the right.
+    targets = rewards.flip(1).cumsum(1).flip(1)
+    score = targets[:, 0]  # of the whole response
+
+    # 3. The critic's estimate of the whole score at each token: scores of earlier turns are known there.
+    score_of_earlier_turns = score[:, None] - targets
+    known = score_of_earlier_turns + values
+    last = (mask.sum(1) - 1).clamp(min=0)  # 0 also for a response without tokens
     change = known.gather(1, last[:, None])[:, 0] - known[:, 0]
     numbers = {
         "score": score,
@@ -43,6 +48,7 @@ def critic_numbers(values: Tensor, scores: Tensor, mask: Tensor) -> dict[str, Te
         "step": known.diff(dim=1)[mask[:, 1:]],
     }
 
+    # 4. Targets and errors of all tokens, and of each quarter of the response.
     quarter = quarters(mask)
     regions = {"": mask} | {f"_q{i + 1}": quarter == i for i in range(4)}
     for part, inside in regions.items():

@@ -122,10 +122,11 @@ class Dialogues:
         """The tokens of the policy's next turn in each dialogue."""
         prompts = encode_prompts(tokenizer, [one.prompt for one in dialogues])
         before = [prompt + one.ids for prompt, one in zip(prompts, dialogues, strict=True)]
-        ids, read = pad(before, tokenizer.pad_token_id, left=True)
-        tokens, mask, _ = sample(model, tokenizer, ids, read, sampling)
-        new = zip(tokens[:, ids.shape[1] :].tolist(), mask.sum(1).tolist(), strict=True)
-        return [row[:count] for row, count in new]
+        ids, attention_mask = pad(before, tokenizer.pad_token_id, left=True)
+        tokens, mask, _ = sample(model, tokenizer, ids, attention_mask, sampling)
+        new_tokens = tokens[:, ids.shape[1] :].tolist()  # padded on the right
+        counts = mask.sum(1).tolist()
+        return [row[:count] for row, count in zip(new_tokens, counts, strict=True)]
 
     def _step_environment(
         self, tokenizer, dialogues: list[Dialogue], replies: list[list[int]], turn: int
@@ -135,37 +136,39 @@ class Dialogues:
             return
         texts = decode_continuation(tokenizer, replies)
         answers = self._step(dialogues, texts, turn)
-        for one, ids, response, (text, reward, done) in zip(
+        for dialogue, reply, response, answer in zip(
             dialogues, replies, texts, answers, strict=True
         ):
-            one.turns.append(
-                {
-                    "span": [len(one.ids), len(one.ids) + len(ids)],
-                    "response": response,
-                    "reward": reward,
-                }
+            observation, reward, done = answer
+            start = len(dialogue.ids)
+            dialogue.ids = dialogue.ids + reply
+            dialogue.done = done
+            dialogue.turns.append(
+                {"span": [start, len(dialogue.ids)], "response": response, "reward": reward}
             )
-            one.ids, one.done = one.ids + ids, done
+            # Nobody would read an observation after the last turn.
             if not done and turn < self.max_turns:
-                self._append_observation(tokenizer, one, text, turn)
+                self._append_observation(tokenizer, dialogue, observation, turn)
 
     def _append_observation(self, tokenizer, dialogue: Dialogue, text: str, turn: int) -> None:
-        """Append what the environment said to the dialogue, as far as the policy reads it."""
-        (ids,) = encode_continuation(tokenizer, [text])
-        read = ids[: self.max_observation_length]
-        is_cut = len(read) < len(ids)
-        said: dict[str, Any] = {"observation": text}
-        if is_cut:
-            (said["observation"],) = decode_continuation(tokenizer, [read])
-            said["observation_cut"] = len(ids) - len(read)
+        """Append the environment's `text` to a dialogue, as far as the policy reads it.
 
-        # With the template's marks around it, if there is one.
-        message = make_message(tokenizer, read, before=dialogue.ids[-1:])
+        Raises `ServerError` if nothing is left to read.
+        """
+        (ids,) = encode_continuation(tokenizer, [text])
+        ids_that_are_read = ids[: self.max_observation_length]
+        record: dict[str, Any] = {"observation": text}
+        if len(ids_that_are_read) < len(ids):
+            (record["observation"],) = decode_continuation(tokenizer, [ids_that_are_read])
+            record["observation_cut"] = len(ids) - len(ids_that_are_read)
+
+        # With the marks of the chat template around it, if there is one.
+        message = make_message(tokenizer, ids_that_are_read, before=dialogue.ids[-1:])
         if not message:
             raise self._fault(
                 turn, [dialogue.prompt], "the observation is empty: say something, or be done"
             )
-        dialogue.turns[-1] |= said
+        dialogue.turns[-1] |= record
         dialogue.ids = dialogue.ids + message
 
     def longest_response(self, tokenizer, turn: int) -> int:
@@ -196,13 +199,13 @@ class Dialogues:
         states = [dialogue.state for dialogue in dialogues]
         answer = self._call(self.environment.step, turn, prompts, states, list(texts))
 
-        # 1. Three lists with an entry for each dialogue.
-        lists = answer if isinstance(answer, Sequence) else []
-        sizes: list[int | None] = []
-        for part in lists:
+        # 1. Three lists with an entry for each dialogue: observations, rewards and whether it is done.
+        sizes: list[int | None] = []  # of the lists; None for what is no list
+        for part in answer if isinstance(answer, Sequence) else ():
             is_list = isinstance(part, Sized) and not isinstance(part, str)
             sizes.append(len(part) if is_list else None)
-        if sizes != [len(prompts)] * len(PARTS):
+        expected_sizes = [len(prompts)] * len(PARTS)
+        if sizes != expected_sizes:
             fix = f"return (observations, rewards, dones), each with {len(prompts)} entries"
             raise self._fault(turn, prompts, f"step returned {answer!r:.60}: {fix}")
 
@@ -218,6 +221,7 @@ class Dialogues:
         return checked
 
     def _call(self, method: Callable, turn: int, prompts: Sequence[str], *arguments, **columns):
+        """Call a method of the user's class. Raises `ServerError` that names turn and prompt if the method raises."""
         try:
             return method(*arguments, **columns)
         except (Exception, SystemExit) as error:  # a user's class may raise anything
@@ -225,6 +229,7 @@ class Dialogues:
             raise self._fault(turn, prompts, reason) from error
 
     def _fault(self, turn: int, prompts: Sequence[str], reason: str) -> ServerError:
+        """Make the error of a turn; `prompts` are those of the dialogues in which it may have come up."""
         prompt = repr(prompts[0][:60])
         if len(prompts) > 1:
             prompt += f", or of one of {len(prompts) - 1} more"
@@ -235,7 +240,7 @@ def _wrong_part(parts: Sequence) -> str:
     """Say what is wrong with the parts that `step` returned for a dialogue; return "" if nothing is."""
     for part, (name, (kind, is_valid)) in zip(parts, PARTS.items(), strict=True):
         valid = False
-        with suppress(Exception):  # of objects such as an array
+        with suppress(Exception):  # a test may fail on what it does not expect, such as an array
             valid = is_valid(part)
         if not valid:
             return f"{name} is {part!r:.40}: return {kind}"

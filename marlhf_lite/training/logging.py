@@ -45,7 +45,7 @@ class RunLogger:
             )
 
     def log_samples(self, update: int, rollout: Rollout, macro_actions: MacroActions) -> None:
-        """Record these responses every `SAMPLE_EVERY` updates."""
+        """Record these responses, in the first update and every `SAMPLE_EVERY` updates."""
         if update == 1 or update % SAMPLE_EVERY == 0:
             self._write("samples", sample_rows(update, rollout, macro_actions.spans()))
 
@@ -72,7 +72,7 @@ class RunLogger:
             self.run.log(name, rows)
 
     def reload(self, updates: int) -> None:
-        """Read the records of this many updates from the folder of a resumed run."""
+        """Read the records of this many updates from the folder of a resumed run. Raises `InputError` if some lack."""
         assert self.run is not None  # a trainer without a folder has no checkpoint to resume from
         # The checkpoint has cut the logs back to its own update.
         self.history = self.run.metrics()
@@ -106,19 +106,21 @@ def sample_rows(update: int, rollout: Rollout, spans: Sequence[Sequence]) -> lis
 def held_out_line(name: str, update: int, scores: Mapping[str, float]) -> str:
     """Write the numbers of a held-out test as one line for the terminal.
 
-    Those of `HeldOutEvaluation` are put together; its KL is k3, which is at least 0. All others have their own name.
+    What the library's own test gives (`HeldOutEvaluation`) is put together: a score with that of SFT and the share of
+    wins, and one KL, k3, which is at least 0. The numbers of a user's test stand there by their names.
     """
     parts = []
-    others = dict(scores)
+    shown: set[str] = set()  # names of numbers that need no place of their own in the line
     for key, label in (("score", "score"), ("gold", "gold score")):
         names = [f"{key}_mean", f"{key}_sft", f"{key}_win_rate"]
-        if not all(number in scores for number in names):
-            continue
-        mean, sft, wins = [others.pop(number) for number in names]
-        parts.append(f"{label} {mean:.2f} (SFT {sft:.2f}, win rate {wins:.0%})")
+        if all(number in scores for number in names):
+            mean, sft, wins = [scores[number] for number in names]
+            parts.append(f"{label} {mean:.2f} (SFT {sft:.2f}, win rate {wins:.0%})")
+            shown.update(names)
     if "kl_k3" in scores:
         parts.append(f"KL {scores['kl_k3']:.2f}")
-        for number in ("kl", "kl_k1", "kl_k3", "tokens", "ended"):  # these are in tests.jsonl alone
-            others.pop(number, None)
-    parts += [f"{number} {value:.4g}" for number, value in others.items()]
+        shown.update(("kl", "kl_k1", "kl_k3", "tokens", "ended"))  # tests.jsonl has the other four
+    for number, value in scores.items():
+        if number not in shown:
+            parts.append(f"{number} {value:.4g}")
     return f"{name}: update {update}, held-out prompts: " + ", ".join(parts)

@@ -99,8 +99,9 @@ class TrainingLoop:
             row[f"seconds_{phase}"] = spent
         self.logger.log_update(row)
 
-        # Responses are sorted by length: short and long ones.
-        shown = slice(None, None, max(len(rollout) // SAMPLES, 1))
+        # About `SAMPLES` responses at equal distances: they are sorted by length, so short and long ones are shown.
+        distance = max(len(rollout) // SAMPLES, 1)
+        shown = slice(None, None, distance)
         self.logger.log_samples(update, rollout.select(shown), macro_actions.select(shown))
         return row
 

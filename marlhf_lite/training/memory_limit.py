@@ -33,9 +33,10 @@ class MemoryLimit:
     def run(self, work: Callable[[], Result], *, no_process_waits: bool = False) -> Result:
         """Return `work()`, done again with half the micro-batch each time that memory ends.
 
-        `work` reads the size from the state, and its result does not depend on it. `no_process_waits`: no other process
-        waits for this one in the middle of the work, so this one can begin it again by itself. Raises `InputError` if
-        one row does not fit, or if others wait.
+        `work` reads the size of the micro-batch from the state, and its result must not depend on it. Give
+        `no_process_waits=True` if no other process waits for this one in the middle of the work, so that this one can
+        begin it again by itself; a run of one process always can. Raises `InputError` if one row does not fit, or if
+        memory ends while others wait.
         """
 
         def attempt(size: int) -> Result:
@@ -55,17 +56,24 @@ class MemoryLimit:
         fit without it, or, if any number may do, fewer than `FEW_ROWS`. Under FSDP2 processes wait for each other in
         each layer, so that nobody can try again: there activations are always recomputed.
         """
+        # 1. How many rows to try first, and below how many recomputation is worth its time.
         asked_rows = self.state.micro_batch.now
-        most_rows = asked_rows or self.rows_per_step
-        enough_rows = min(asked_rows or FEW_ROWS, self.rows_per_step)
+        if asked_rows:
+            most_rows = asked_rows
+            enough_rows = min(asked_rows, self.rows_per_step)
+        else:  # any number may do
+            most_rows = self.rows_per_step
+            enough_rows = min(FEW_ROWS, self.rows_per_step)
         is_auto = self.state.gradient_checkpointing == "auto"
 
         def attempt(size: int) -> None:
             self.state.micro_batch.now = size
-            is_too_few = size < enough_rows or self.is_sharded
-            if self.state.gradient_checkpointing == "auto" and is_too_few:
+            is_undecided = self.state.gradient_checkpointing == "auto"
+            if is_undecided and (size < enough_rows or self.is_sharded):
                 self.recompute_activations()
             dry_run()
+
+        # 2. Fewer and fewer rows, until a dry run fits.
 
         # With one process, or whole models in each, nobody waits in the middle of a dry run.
         can_begin_again = self.accelerator.num_processes == 1 or not self.is_sharded
@@ -73,12 +81,13 @@ class MemoryLimit:
             attempt, rows=most_rows, can_begin_again=can_begin_again
         )
         if is_auto and self._some_process_recomputes():
-            # More rows fit now.
+            # All processes do what one of them must. More rows fit now, so try again from the most.
             self.recompute_activations()
             self._with_fewer_rows_when_memory_ends(
                 attempt, rows=most_rows, can_begin_again=can_begin_again
             )
 
+        # 3. What was found: the smallest number of all processes.
         recomputes = self.state.gradient_checkpointing is True
         self.state.gradient_checkpointing = recomputes
         size = min(gather_object([self.state.micro_batch.now]))
@@ -107,7 +116,7 @@ class MemoryLimit:
             attempt,
             rows,
             "--micro_batch_size {}",
-            alone=can_begin_again,
+            no_process_waits=can_begin_again,
             start_over=self.optimizer.zero_grad,
         )
         return result

@@ -70,6 +70,7 @@ def update_metrics(
     macro_actions = batch.macro_actions
     steps = batch.steps
 
+    # Numbers of which the row has the mean, by its name there.
     means = {
         "score_mean": rollout.scores,
         "response_length": rollout.lengths,
@@ -89,7 +90,8 @@ def update_metrics(
     means["advantage_norm"] = _norm_of_responses(old.advantages, steps.mask)
     means["q_norm"] = _norm_of_responses(old.returns, steps.mask)
 
-    # Explained variance is over tokens: each one's value against the return of its macro action.
+    # Numbers of which the row has no plain mean. Explained variance is over tokens: each one's value against the return
+    # of its macro action.
     returns = exact(steps.broadcast(old.returns)[mask])
     others = {
         "advantage": old.advantages[steps.mask],

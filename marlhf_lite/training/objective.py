@@ -179,7 +179,10 @@ class Objective:
         )
 
     def counts(self, batch: Batch) -> Tensor:
-        """[3] terms of the policy loss and of the value loss (tokens or macro actions), and responses."""
+        """[3] float32: the terms of the policy loss and of the value loss (tokens or macro actions), and the responses.
+
+        A response without a token does not count.
+        """
         tokens = batch.steps.token_mask.sum()
         actions = batch.steps.mask.sum()
         responses = batch.steps.token_mask.any(1).sum()
@@ -195,9 +198,11 @@ class Objective:
         `normalizers` are the `counts` of the whole optimizer step.
         """
         policy_terms, value_terms, responses = normalizers
-        counts_responses = self.variant.loss_mean == "response"
-        policy_count = responses if counts_responses else policy_terms
-        value_count = responses if counts_responses else value_terms
+        # What the sums of the losses are divided by: their terms, or the responses if each counts the same.
+        policy_count = policy_terms
+        value_count = value_terms
+        if self.variant.loss_mean == "response":
+            policy_count = value_count = responses
         with named_errors("objective", self.user_name):
             returned = self.policy_loss(batch, outputs, old, policy_count)
             policy_loss, policy_stats = _checked_loss("policy_loss", returned)
@@ -208,7 +213,10 @@ class Objective:
         no_gradient = 0.0 * (outputs.logprobs.sum() + outputs.values.sum())
         total = no_gradient + policy_loss + value_loss
 
-        share = batch.steps.token_mask.any(1).sum() / responses  # of the step's responses
+        responses_here = batch.steps.token_mask.any(
+            1
+        ).sum()  # responses without a token do not count
+        share = responses_here / responses
         stats = {"policy_loss": policy_loss.detach()}
         stats |= _parts_of_step("policy", policy_stats, terms=policy_terms, share=share)
         stats |= {"value_loss": value_loss.detach()}
@@ -228,12 +236,14 @@ def _takes_outputs(estimate: Callable) -> bool:
 def _parts_of_step(
     role: str, stats: dict[str, Tensor], *, terms: Tensor, share: Tensor
 ) -> dict[str, Tensor]:
-    """A micro-batch's stats of one loss, as parts of the means over the optimizer step.
+    """Turn a micro-batch's stats of one loss, which are means, into parts: their sum over a step is the step's mean.
 
-    `terms` are those of the loss in the whole step; `share` is that of the micro-batch in the step's responses.
+    `terms` is the number of the loss's terms in the whole optimizer step, `share` the share of the step's responses
+    that are in this micro-batch, and `role` ("policy" or "value") begins the names of the parts.
     """
     parts = {}
     if "clip_fraction" in stats:
+        # A mean over the `count` terms of the micro-batch. The policy's has no prefix, as in other libraries.
         name = "clip_fraction" if role == "policy" else f"{role}_clip_fraction"
         parts[name] = stats["clip_fraction"] * stats["count"] / terms
     for name, mean in stats.items():
@@ -243,7 +253,10 @@ def _parts_of_step(
 
 
 def _checked_loss(name: str, returned: LossAndStats) -> LossAndStats:
-    """Return a loss and its stats, as tensors without gradient. Raises `InputError` if an equation returned another."""
+    """Return the loss that the equation `name` returned, and its stats as tensors without gradient.
+
+    Raises `InputError` unless that is a loss of one number with a dict of stats, each one number.
+    """
     is_pair = isinstance(returned, tuple) and len(returned) == 2
     if not is_pair or not isinstance(returned[1], dict) or returned[0].dim():
         raise InputError(
@@ -252,6 +265,7 @@ def _checked_loss(name: str, returned: LossAndStats) -> LossAndStats:
     loss, returned_stats = returned
     stats = {stat: torch.as_tensor(x).detach() for stat, x in returned_stats.items()}
     for stat, x in stats.items():
+        # Names of the metrics that the trainer itself records for each role.
         if stat in ("loss", "grad_norm") or x.dim():
             fix = "return one number, by another name than loss or grad_norm"
             raise InputError(f"{name}: the stat {stat}: {fix}")

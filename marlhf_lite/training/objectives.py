@@ -105,12 +105,16 @@ def check_first_update(
         batch.rollout.ref_logprobs,
         batch.rollout.scores,
     )
+    # 1. Numbers that are not finite.
     are_outputs_finite = all(bool(x.isfinite().all()) for x in outputs_of_models)
     results = {"advantages": old.advantages, "returns": old.returns} | losses
     nonfinite = [what for what, x in results.items() if not x.isfinite().all()]
     if nonfinite and are_outputs_finite:
         what = f"{', '.join(nonfinite)} of the first update are not finite"
         raise InputError(f"--objective {name}: {what}: correct it")
+
+    # 2. The entropy's gradient, which no pass of the models computes. Here only the entropy asks for a gradient, so a
+    # loss has one exactly if it uses the entropy.
     entropy = old.entropy.clone().requires_grad_()
     outputs = ModelOutputs(old.logprobs, entropy, old.values)
     loss, _ = objective.losses(batch, outputs, old, objective.counts(batch))

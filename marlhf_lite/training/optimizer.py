@@ -18,23 +18,18 @@ def make_optimizer(
 ) -> torch.optim.AdamW:
     """AdamW over the parameters of each role, with the role's learning rate; its groups carry the role's name.
 
-    Only matrices have weight decay, as in transformers and in the released code; norms and biases have none.
+    Only matrices have weight decay, as in transformers and in the released code; norms and biases have none. So a role
+    with both has two groups, the vectors first. Without decay one group for each role is enough.
     """
     groups = []
     for role, weights in parameters.items():
+        common = {"name": role, "lr": rates[role]}
         decaying = list(weights)
         vectors = [weight for weight in weights if weight.ndim < 2]
         if config.weight_decay and vectors:
-            groups.append({"params": vectors, "name": role, "lr": rates[role], "weight_decay": 0.0})
+            groups.append({"params": vectors, "weight_decay": 0.0} | common)
             decaying = [weight for weight in weights if weight.ndim > 1]
-        groups.append(
-            {
-                "params": decaying,
-                "name": role,
-                "lr": rates[role],
-                "weight_decay": config.weight_decay,
-            }
-        )
+        groups.append({"params": decaying, "weight_decay": config.weight_decay} | common)
     return torch.optim.AdamW(groups, betas=(config.adam_beta1, config.adam_beta2), fused=True)
 
 
@@ -81,14 +76,16 @@ def learning_rate_share(config: RolloutConfig, update: int, total: int) -> float
 
     It rises linearly over the warm-up, then stays, or falls to 0 after the last update, linearly or as half a cosine.
     """
+    place = update + 1  # counted from 1: the first update has a rate above 0
     warmup = config.warmup_updates
     if warmup < 1:  # a share of all updates
         warmup = warmup * total
-    warmup = max(warmup, 1)
-    if update + 1 < warmup:
-        return (update + 1) / warmup
+    warmup = max(warmup, 1)  # without a warm-up the first update has the peak
+    if place < warmup:
+        return place / warmup
 
-    decay_done = (update + 1 - warmup) / max(total + 1 - warmup, 1)  # from 0 to 1
+    # From 0 at the end of the warm-up to 1 after the last update, so that the last one still trains.
+    decay_done = (place - warmup) / max(total + 1 - warmup, 1)
     if config.rl_lr_scheduler_type == "linear":
         return 1.0 - decay_done
     if config.rl_lr_scheduler_type == "cosine":

@@ -49,10 +49,12 @@ class PaddedRows(Trainer):
         raise NotImplementedError
 
     def get_train_dataloader(self) -> DataLoader:
-        """Batches of this process; with several processes the dataset gets a padding row at its end."""
+        """Batches of this process. With several processes, a batch that is not full gets copies of a padding row."""
         processes = self.accelerator.num_processes
         if processes == 1:
             return super().get_train_dataloader()
+
+        # 1. Transformers makes the loader of a dataset with the padding row at its end.
         rows = cast(datasets.Dataset, self.train_dataset)
         padding = datasets.Dataset.from_list([self.padding_row(rows[0])], features=rows.features)
         self.train_dataset = datasets.concatenate_datasets([rows, padding])
@@ -60,6 +62,8 @@ class PaddedRows(Trainer):
             loader = super().get_train_dataloader()
         finally:
             self.train_dataset = rows
+
+        # 2. The padding row is drawn only where a batch is not full; see `_get_train_sampler`.
         shard = loader.batch_sampler
         assert isinstance(shard, BatchSamplerShard)  # what accelerate makes for several processes
         shard.batch_sampler = PaddedBatches(shard.batch_sampler, processes, padding=len(rows))

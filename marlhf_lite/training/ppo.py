@@ -177,12 +177,15 @@ class PPOTrainer:
         the best update.
         """
         keep_freed_memory()
-        # Each process draws other random numbers: no two share a seed, also not those of runs with other seeds.
+        # Each process draws other random numbers. The large step between processes keeps their seeds apart from the
+        # seeds of other runs.
         torch.manual_seed(self.seed + 100_003 * self.accelerator.process_index)
         if resume:
             self.resume(at)
-        is_memory_unknown = self.state.micro_batch.now == 0
-        if is_memory_unknown or self.state.gradient_checkpointing == "auto":
+        # Two options may leave it to dry runs what fits into memory: `--micro_batch_size 0` and
+        # `--gradient_checkpointing auto`. A resumed run knows it already.
+        is_micro_batch_unknown = self.state.micro_batch.now == 0
+        if is_micro_batch_unknown or self.state.gradient_checkpointing == "auto":
             self.fit_micro_batch_size()
         has_ended = self.loop.run(self.update, asked_to_stop)
         self.update_of_weights = self.state.updates_done
@@ -206,9 +209,8 @@ class PPOTrainer:
         # 3. Segmentation: the termination rule cuts each response into macro actions (section 3.2.1).
         with clock.phase("macro"):
             macro_actions = self.segment(rollout)
-            if (
-                is_first_update
-            ):  # a rule that does not work on these responses, as a parser without trees
+            if is_first_update:
+                # The rule may find that it does not work on these responses, such as a parser without trees.
                 self.termination.check()
 
         # 4. and 5. Old outputs, advantages, and optimisation.
@@ -233,8 +235,8 @@ class PPOTrainer:
         """Responses of the current policy, sorted by length, so that micro-batches need little padding."""
         policy = self.models.policy.eval()
         place = f"{self.seed}/{self.state.updates_done}/{self.accelerator.process_index}"
-        names = tuple(f"{place}/{row}" for row in range(len(prompts)))
-        sampling = replace(self.sampling, names=names)
+        seed_names = tuple(f"{place}/{row}" for row in range(len(prompts)))
+        sampling = replace(self.sampling, seed_names=seed_names)
 
         gathered: AbstractContextManager = nullcontext()
         if not is_remote(self.sampler):  # servers have weights of their own
@@ -422,11 +424,12 @@ class PPOTrainer:
             return
 
         def check() -> None:
-            few = rollout.select(slice(self.state.micro_batch.now))
+            one_micro_batch = rollout.select(slice(self.state.micro_batch.now))
             sampler_checks.check_merged_policy_agrees_with_trained(
-                self.models.policy, few, self.logprob_temperature, self.accelerator
+                self.models.policy, one_micro_batch, self.logprob_temperature, self.accelerator
             )
 
+        # Models with adapters are whole in each process, so nobody waits before the sums at the end.
         self.memory.run(check, no_process_waits=True)
 
     # -- passes through policy and critic ---------------------------------------------------------
@@ -540,8 +543,9 @@ class PPOTrainer:
         Raises the error of the device if memory ends.
         """
         # Beside them is what the optimizer will hold: Adam's two moments of each weight.
-        weights = [*chain(*self.parameters.values())]
-        moments = [torch.empty_like(weight) for weight in weights * 2]
+        moments = []
+        for weight in chain(*self.parameters.values()):
+            moments += [torch.empty_like(weight), torch.empty_like(weight)]
         rollout = longest_rollout(
             rows=min(2 * self.state.micro_batch.now, self.memory.rows_per_step),
             prompt_tokens=max(map(len, encode_prompts(self.tokenizer, self.prompts))),
@@ -571,15 +575,16 @@ class PPOTrainer:
         counters = self.checkpoints.load(self.actor_critic, self.optimizer, update)
         self.state.restore(counters)
         if self.state.best_update not in self.checkpoints.updates():
-            self.best.forget()  # a later update was better, and took its place
+            # After this checkpoint a later update was the best, so the checkpoint of the earlier one was not kept.
+            self.best.forget()
         if self.state.gradient_checkpointing is True:
             self.memory.recompute_activations()
         self.logger.reload(self.state.updates_done)
 
     def take_best_weights(self) -> None:
         """Take back the weights of the best update, if one is kept (`--keep_best`) and was found."""
-        best = self.state.best_update
-        if self.checkpoints is None or not best or best == self.state.updates_done:
+        best = self.state.best_update  # 0: none is kept
+        if self.checkpoints is None or best in (0, self.state.updates_done):
             return
         self.checkpoints.load_weights(self.actor_critic, self.optimizer, best)
         self.update_of_weights = best

@@ -31,30 +31,47 @@ def bradley_terry(chosen: Tensor, rejected: Tensor) -> Tensor:
 
 
 def bradley_terry_all(
-    chosen: Tensor, rejected: Tensor, chosen_ids: Tensor, rejected_ids: Tensor, masks
+    chosen: Tensor,
+    rejected: Tensor,
+    chosen_ids: Tensor,
+    rejected_ids: Tensor,
+    masks: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """The released code's loss: for each pair the mean over all tokens from where it diverges to the longer one's end.
+    """The released code's loss: −log σ(r⁺_t − r⁻_t) at each token t, not only at the last one.
 
-    Scores and ids are [B, L], right-padded; `masks` are those of chosen and rejected. This shapes the scores before the
-    last token, which the critic starts from.
+    For each pair it is the mean over the tokens from the first at which the two texts differ to the end of the longer
+    one; then the mean over pairs. This also shapes the scores before the last token, which the critic starts from.
+
+    Args:
+        chosen, rejected: [B, L] the scores of the two texts of each pair at every token, padded on the right.
+        chosen_ids, rejected_ids: [B, L] their token ids.
+        masks: [B, L] of the chosen and of the rejected texts, True on tokens.
     """
-    # Rows differ where ids do, and after the end of one: its pad token may equal the other's token.
-    differs = (chosen_ids != rejected_ids) | (masks[0] != masks[1])
-    from_divergence = differs.long().cumsum(1) > 0
-    counted = from_divergence & (masks[0] | masks[1])
-    # After its end the shorter response keeps its last score; the released code reads scores of padding there.
-    held = [
-        torch.where(m, s, last_scores(s, m)[:, None])
-        for s, m in zip((chosen, rejected), masks, strict=True)
-    ]
-    # Each pair weighs the same, however many tokens are compared.
-    terms = -logsigmoid(held[0] - held[1])
+    chosen_mask, rejected_mask = masks
+
+    # 1. The tokens that count. Texts differ where their ids do, and also after the end of one of them: its padding may
+    # have the id of the other's token.
+    differs = (chosen_ids != rejected_ids) | (chosen_mask != rejected_mask)
+    from_first_difference = differs.long().cumsum(1) > 0
+    counted = from_first_difference & (chosen_mask | rejected_mask)
+
+    # 2. After its end the shorter text keeps its last score; the released code reads scores of padding there.
+    chosen_held = torch.where(chosen_mask, chosen, last_scores(chosen, chosen_mask)[:, None])
+    rejected_held = torch.where(
+        rejected_mask, rejected, last_scores(rejected, rejected_mask)[:, None]
+    )
+
+    # 3. Each pair weighs the same, however many tokens are compared; two equal texts have none, and the loss 0.
+    terms = -logsigmoid(chosen_held - rejected_held)
     per_pair = (terms * counted).sum(1) / counted.sum(1).clamp(min=1)
     return per_pair.mean()
 
 
 def have_equal_responses(inputs: dict[str, Tensor]) -> Tensor:
-    """Which pairs of a pass have two equal responses, [pairs] of truth values; nothing can be learned from them."""
+    """Which pairs of a pass have two equal responses, [pairs] of truth values; nothing can be learned from them.
+
+    In `inputs` the chosen texts of all pairs come first, then the rejected ones.
+    """
     chosen, rejected = inputs["input_ids"].chunk(2)
     chosen_mask, rejected_mask = inputs["attention_mask"].chunk(2)
     have_same_tokens = (chosen == rejected).all(1)
@@ -67,6 +84,7 @@ class _PairLoss(RewardTrainer):
     loss_kind = "last"
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        # In the inputs the chosen texts of all pairs come first, then the rejected ones: `chunk(2)` takes them apart.
         mask = inputs["attention_mask"].bool()
         scores = self._scores(model, inputs["input_ids"], mask)
         chosen, rejected = last_scores(scores, mask).chunk(2)
@@ -92,13 +110,16 @@ class _PairLoss(RewardTrainer):
 
     def _scores(self, model, tokens: Tensor, mask: Tensor) -> Tensor:
         """[B, L] scores at every position."""
-        # Calling the full model lets DDP or FSDP see the pass. It returns one position's score, so a hook keeps the
-        # hidden states of the backbone.
-        classifier, states = unwrap_peft(self.accelerator.unwrap_model(model)), []
+        # Calling the full model lets DDP or FSDP see the pass. It returns the score of one position only, so a hook
+        # keeps the hidden states of the backbone.
+        classifier = unwrap_peft(self.accelerator.unwrap_model(model))
         backbone = getattr(classifier, classifier.base_model_prefix)
-        hook = backbone.register_forward_hook(
-            lambda _, __, out: states.append(out.last_hidden_state)
-        )
+        states: list[Tensor] = []  # of the one pass
+
+        def keep_states(module, arguments, output) -> None:
+            states.append(output.last_hidden_state)
+
+        hook = backbone.register_forward_hook(keep_states)
         try:
             model(
                 input_ids=tokens,
@@ -170,9 +191,13 @@ def train_reward_model(
 
 
 def pair_accuracy(reward: ModelReward, tokenizer, rows: datasets.Dataset, limit: int) -> float:
-    """Return the share of pairs whose chosen response scores higher; ties count half."""
-    chosen, rejected = (
-        reward(from_texts(tokenizer, rows["prompt"], rows[s], limit))
-        for s in ("chosen", "rejected")
-    )
-    return (torch.sign(chosen - rejected) / 2 + 0.5).mean().item()
+    """Return the share of pairs whose chosen response scores higher; ties count half.
+
+    `limit` is the longest response, in tokens: longer ones are cut.
+    """
+    chosen = reward(from_texts(tokenizer, rows["prompt"], rows["chosen"], limit))
+    rejected = reward(from_texts(tokenizer, rows["prompt"], rows["rejected"], limit))
+    counts = (
+        torch.sign(chosen - rejected) / 2 + 0.5
+    )  # 1 if ranked rightly, ½ for a tie, 0 otherwise
+    return counts.mean().item()

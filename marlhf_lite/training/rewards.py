@@ -20,12 +20,15 @@ from marlhf_lite.utils.less_memory import in_batches
 class ModelReward:
     """A reward model's score at the last response token, read on the very tokens that were sampled.
 
-    `micro_batch_size` responses are scored at a time; if memory ends, half as many from then on. A model with another
-    tokenizer scores the rollout that `read` makes of a rollout.
+    `micro_batch_size` responses are scored at a time; if memory ends, half as many from then on. For a model with
+    another tokenizer, `read` makes of a rollout one of the same texts in that tokenizer's tokens.
     """
 
     def __init__(
-        self, model: ScalarHeadModel, micro_batch_size: int = 64, read: Callable | None = None
+        self,
+        model: ScalarHeadModel,
+        micro_batch_size: int = 64,
+        read: Callable[[Rollout], Rollout] | None = None,
     ):
         self.model = model
         self.micro_batch_size = micro_batch_size
@@ -35,12 +38,13 @@ class ModelReward:
     def __call__(self, rollout: Rollout) -> Tensor:
         """[B] scores, float32."""
         self.model.eval()
-        rollout = self.read(rollout) if self.read else rollout
+        if self.read:
+            rollout = self.read(rollout)
         scores, self.micro_batch_size = in_batches(
             partial(self._score_rows, rollout),
             len(rollout),
             self.micro_batch_size,
-            alone=not is_sharded(self.model),
+            no_process_waits=not is_sharded(self.model),  # they gather each layer together
         )
         return torch.cat(scores)
 

@@ -41,7 +41,8 @@ class Sampling:
     top_k: int = 50
     top_p: float = 1.0
     min_new_tokens: int = 0
-    names: tuple[str, ...] = ()  #: [B] of the responses, for samplers that seed each one by itself
+    #: [B] a name for each response, which a sampler may take as a seed for that response alone
+    seed_names: tuple[str, ...] = ()
 
     def of_turn(self, turn: int, rows: Sequence[int]) -> "Sampling":
         """How turn number `turn` is drawn in these dialogues of the batch."""
@@ -49,8 +50,9 @@ class Sampling:
 
     def arguments(self) -> dict:
         """Arguments of transformers' `generate`; the four models have no other settings."""
-        common = {"max_new_tokens": self.max_new_tokens, "use_cache": True}
-        common |= {"min_new_tokens": self.min_new_tokens} if self.min_new_tokens else {}
+        common: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "use_cache": True}
+        if self.min_new_tokens:
+            common["min_new_tokens"] = self.min_new_tokens
         if self.temperature == 0:
             return common | {"do_sample": False}
         return common | {
@@ -236,9 +238,11 @@ def is_remote(sampler: Sampler) -> bool:
 
 
 def longest_response(sampler: Sampler, tokenizer, new_tokens: int) -> int:
-    """The most tokens after a prompt if the policy says at most `new_tokens` at a time."""
-    own = getattr(sampler, "longest_response", None)
-    return own(tokenizer, new_tokens) if own else new_tokens
+    """The most tokens after a prompt if the policy says at most `new_tokens` at a time: more, if it speaks in turns."""
+    method_of_sampler = getattr(sampler, "longest_response", None)
+    if method_of_sampler is None:
+        return new_tokens
+    return method_of_sampler(tokenizer, new_tokens)
 
 
 def sampling_of(options: SamplingConfig, max_response_length: int) -> Sampling:
@@ -265,12 +269,19 @@ def prompt_stream(prompts: Sequence[str], seed: int) -> Iterator[str]:
 def prompt_batches(
     prompts: Sequence[str], config: PPOConfig, accelerator: Accelerator, seed: int
 ) -> Iterator[list[str]]:
-    """This process's share of each update's batch, every prompt as often as it is answered (`config.rollouts`)."""
+    """Yield, for one update after another, the prompts that this process answers: its share of the batch.
+
+    Each prompt is in the list as often as it is answered (`config.rollouts`), one copy after the other.
+    """
     stream = prompt_stream(prompts, seed)
+    different_prompts = config.batch_size // config.rollouts
     while True:
-        batch = list(islice(stream, config.batch_size // config.rollouts))
-        share = batch[accelerator.process_index :: accelerator.num_processes]
-        yield [prompt for prompt in share for _ in range(config.rollouts)]
+        batch = list(islice(stream, different_prompts))
+        prompts_of_process = batch[accelerator.process_index :: accelerator.num_processes]
+        repeated: list[str] = []
+        for prompt in prompts_of_process:
+            repeated.extend([prompt] * config.rollouts)
+        yield repeated
 
 
 # -- sampling ---------------------------------------------------------------------------------------------------------
@@ -282,7 +293,9 @@ def end_of_text(model, tokenizer) -> list[int]:
     generation_config = getattr(model, "generation_config", None)
     if generation_config is not None:
         ids = generation_config.eos_token_id  # a number, a list of them, or None
-        ends |= set(ids if isinstance(ids, list) else [ids])
+        if not isinstance(ids, list):
+            ids = [ids]
+        ends.update(ids)
     return sorted(ends - {None})
 
 
@@ -312,9 +325,11 @@ def generate(model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Ro
 def sample(
     model, tokenizer, ids: Tensor, attention_mask: Tensor, sampling: Sampling
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Continue token ids [B, P], padded on the left: `(tokens [B, P+T], mask [B, T], ended [B])`.
+    """Continue token ids [B, P], padded on the left, by T tokens or fewer.
 
-    By a graph on a GPU, if the model and the sampling allow it (see `decoding`); else by transformers' `generate`.
+    Returns the tokens [B, P+T], the mask of the new ones [B, T], and whether a row has ended [B]. Transformers'
+    `generate` samples; on a GPU a CUDA graph does, if `--fast graph` was asked for and model and sampling allow it (see
+    `decoding`).
     """
     device = next(model.parameters()).device
     ends = end_of_text(model, tokenizer)
@@ -322,17 +337,19 @@ def sample(
     ids = ids.to(device)
     attention_mask = attention_mask.to(device)
 
-    # The graph draws tokens as `Sampling` says, and knows no other way.
+    # The graph draws tokens as `Sampling` itself says: a subclass may draw in another way.
     is_plain_sampling = type(sampling) is Sampling and not sampling.min_new_tokens
-    is_taken = device.type == "cuda" and "graph" in levers_of_model(unwrap_peft(model))
-    can_use_graph = is_taken and is_plain_sampling and not is_sharded(model)
+    is_graph_asked_for = device.type == "cuda" and "graph" in levers_of_model(unwrap_peft(model))
+    can_use_graph = is_graph_asked_for and is_plain_sampling and not is_sharded(model)
     if can_use_graph and has_plain_cache(unwrap_peft(model)):
         tokens = decode(unwrap_peft(model), ids, attention_mask, sampling, ends, pad_id)
         mask, ended = response_mask(tokens[:, ids.shape[1] :], ends)
-        width = int(mask.any(0).sum())
+        width = int(mask.any(0).sum())  # columns in which a row still has a token
         return tokens[:, : ids.shape[1] + width], mask[:, :width], ended
-    is_inference = device.type == "cpu" and not is_sharded(model)
-    with torch.inference_mode(is_inference):
+    # `generate` keeps no gradients anyway. Inference mode also leaves out torch's bookkeeping, which takes time on a
+    # CPU; but what FSDP2 gathers in this mode could not be used in training.
+    uses_inference_mode = device.type == "cpu" and not is_sharded(model)
+    with torch.inference_mode(uses_inference_mode):
         tokens = model.generate(
             input_ids=ids,
             attention_mask=attention_mask,
@@ -349,28 +366,41 @@ def sample(
 def generate_in_batches(
     sampler: Sampler, size: int, model, tokenizer, prompts: Sequence[str], sampling: Sampling
 ) -> tuple[Rollout, int]:
-    """Sample `size` responses at a time (0: all at once); on this machine with the model's adapter merged.
+    """Sample a response to each prompt, `size` prompts at a time (0: all at once); return the rollout and the size.
 
-    Returns them and the size. If memory ends, the size is halved and the responses are those of the smaller size.
-    Raises `InputError` if memory does not hold one, or if the policy's probabilities are not finite.
+    A model on this machine samples with its adapter merged, which takes half the time; servers get all prompts at once.
+    Each time that memory ends, the size is halved, and the batch that did not fit is sampled again from the random
+    states that it began with. Raises `InputError` if memory does not hold one response, or if the policy's
+    probabilities are not finite.
     """
 
-    def attempt(rows: slice) -> Rollout:
+    def sample_rows(rows: slice) -> Rollout:
         states = random_states()
+        sampling_of_rows = replace(sampling, seed_names=sampling.seed_names[rows])
         try:
-            return sampler(
-                model, tokenizer, prompts[rows], replace(sampling, names=sampling.names[rows])
-            )
+            return sampler(model, tokenizer, prompts[rows], sampling_of_rows)
         except RuntimeError as error:
-            if should_reduce_batch_size(error):
+            if should_reduce_batch_size(
+                error
+            ):  # memory has ended, and `in_batches` tries fewer rows
                 set_random_states(states)
             raise
 
-    remote = is_remote(sampler)  # servers take all prompts at once
-    size = len(prompts) if remote or not size else size
-    with nullcontext() if remote else merged_adapter(model), nonfinite_probabilities_refused():
-        parts, size = in_batches(attempt, len(prompts), size, alone=not is_sharded(model))
-    return concatenate(parts, tokenizer.pad_token_id) if len(parts) > 1 else parts[0], size
+    takes_all_at_once = is_remote(sampler) or size == 0
+    if takes_all_at_once:
+        size = len(prompts)
+    adapter_merged = nullcontext() if is_remote(sampler) else merged_adapter(model)
+    with adapter_merged, nonfinite_probabilities_refused():
+        parts, size = in_batches(
+            sample_rows,
+            len(prompts),
+            size,
+            # Processes that shard the weights gather each layer together: none can begin again by itself.
+            no_process_waits=not is_sharded(model),
+        )
+    if len(parts) == 1:
+        return parts[0], size
+    return concatenate(parts, tokenizer.pad_token_id), size
 
 
 @contextmanager
@@ -532,7 +562,9 @@ def _make_rollout(
     response_tokens = tokens[:, prompt_mask.shape[1] :]
     lengths = mask.sum(1, keepdim=True)
     rows = torch.cat([lengths, response_tokens], 1).tolist()
-    ids_of_responses = [ids[:length] for length, *ids in rows]
+    ids_of_responses = []
+    for length, *ids in rows:
+        ids_of_responses.append(ids[:length])
     return Rollout(
         prompts=list(prompts),
         responses=decode_continuation(tokenizer, ids_of_responses),

@@ -36,29 +36,41 @@ class Safeguards:
         return some_weights(self.parameters) if is_first else None
 
     def check_update(self, row: dict[str, float], weights_before: Weights | None) -> None:
-        """Raise `InputError` if an update with these metrics shows that the run does not work."""
+        """Raise `InputError` if an update with these metrics shows that the run does not work.
+
+        `weights_before` are those of `weights_before_update`: None if this update is not a first one.
+        """
         if weights_before and not row["skipped_steps"]:
             self._check_first_step_moved_weights(row, weights_before)
 
+        # A scaler, as float16 has it, leaves out steps by design until it has found its scale: these do not count.
         is_skipped = row["skipped_steps"] > 0 and self.accelerator.scaler is None
-        if self.state.updates_done == 0 and not is_skipped:
+        is_first_update = self.state.updates_done == 0
+        if is_first_update and not is_skipped:
             check_start(row["kl_k3"], row["response_length"])
-        self.state.nonfinite_in_row = self.state.nonfinite_in_row + 1 if is_skipped else 0
+        if is_skipped:
+            self.state.nonfinite_in_row += 1
+        else:
+            self.state.nonfinite_in_row = 0
         check_nonfinite(self.state.nonfinite_in_row, row)
 
     def _check_first_step_moved_weights(
         self, row: dict[str, float], weights_before: Weights
     ) -> None:
-        # Where there is no loss, nothing is to be learned and nothing moves: for example, if all scores are 0, a critic
-        # whose head is 0 predicts them without error.
-        option_of_learning_rate = {}  # of each role that should have moved
+        """Raise `InputError` if a model that had something to learn in this update has the weights of before.
+
+        A model without a loss rightly stays as it is. For example, if all scores are 0, a critic whose head is 0
+        predicts them without error, and all advantages are 0. So the policy must move only if advantages are not 0 and
+        it does not wait for its critic (`--critic_warmup`), and the critic only if its loss is not 0.
+        """
+        option_of_role_that_must_move = {}
         critic_learns_alone = self.state.updates_done < self.config.critic_warmup
         if row["advantage_rms"] and not critic_learns_alone:
-            option_of_learning_rate["policy"] = "--policy_learning_rate"
+            option_of_role_that_must_move["policy"] = "--policy_learning_rate"
         if row["value_loss"]:
-            option_of_learning_rate["critic"] = "--critic_learning_rate"
+            option_of_role_that_must_move["critic"] = "--critic_learning_rate"
         fix = "; with a custom --objective, build its loss on `outputs` (`old` has no gradient)"
-        check_moved(weights_before, self.parameters, option_of_learning_rate, fix)
+        check_moved(weights_before, self.parameters, option_of_role_that_must_move, fix)
 
 
 def count_updates(config: PPOConfig, prompts: int, accelerator: Accelerator) -> int:
@@ -119,21 +131,26 @@ def some_weights(parameters: dict[str, list[nn.Parameter]]) -> dict[str, list[Te
 
 
 def check_moved(
-    before: Weights, parameters: dict, option_of_learning_rate: dict[str, str], fix: str = ""
+    before: Weights,
+    parameters: dict[str, list[nn.Parameter]],
+    option_of_learning_rate: dict[str, str],
+    fix: str = "",
 ) -> None:
     """Raise `InputError` if the first step moved no weight of a model, in any process.
 
-    `before` are `some_weights` of these parameters; `option_of_learning_rate` has the models that should move. A
-    bfloat16 weight stays if its step is smaller than its rounding.
+    `before` are `some_weights` of these parameters before the step. Only the roles in `option_of_learning_rate` must
+    move; the message names the option of that role, and ends with `fix`. A bfloat16 weight stays if its step is smaller
+    than its rounding.
     """
-    moved = {}
-    for role, after in some_weights(
-        {role: parameters[role] for role in option_of_learning_rate}
-    ).items():
-        moved[role] = not all(map(torch.equal, before[role], after))
-    everywhere = gather_object([moved])
+    after = some_weights({role: parameters[role] for role in option_of_learning_rate})
+    has_moved = {}  # in this process, by role
+    for role, weights in after.items():
+        are_equal = [torch.equal(old, new) for old, new in zip(before[role], weights, strict=True)]
+        has_moved[role] = not all(are_equal)
+    # Under FSDP2 a process has a part of each weight, and the part of another one may have moved.
+    has_moved_of_all = gather_object([has_moved])
     for role, option in option_of_learning_rate.items():
-        if not any(process[role] for process in everywhere):
+        if not any(of_process[role] for of_process in has_moved_of_all):
             why = "its learning rate or gradient is 0, or its step is smaller than the weights' rounding"
             raise InputError(
                 f"the first step moved no weight of the {role}: {why}: give a higher {option}{fix}"

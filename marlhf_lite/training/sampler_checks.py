@@ -39,35 +39,39 @@ def is_unknown_policy(sampler: Sampler, rollout: Rollout) -> bool:
 def check_sampled(
     rollout: Rollout, policy: PolicyModel, logprobs: Tensor | None = None, accelerator=None
 ) -> dict[str, float]:
-    """How far the log-probabilities that a sampler gave are from the policy's own; {} if it gave none.
+    """Metrics of how far the log-probabilities that a sampler gave are from the policy's own; {} if it gave none.
 
-    `logprobs` [B, T] are the policy's, None: from a pass here. `sampler_difference` is the mean in nats a token, over
-    all processes of `accelerator`, in whose precision the policy ran; `sampler_beyond` the share of tokens whose ratio
-    policy / sampler is above 3 or below 1/3, since a mean hides tails. Raises `ServerError` if the mean is more than
-    rounding: another policy sampled.
+    `logprobs` [B, T] are those of the policy, None: one more pass gives them. With an `accelerator`, the policy ran in
+    its precision, and the metrics are over all of its processes:
+
+    - `sampler_difference`: the mean of |log π of the policy − log π of the sampler|, in nats a token;
+    - `sampler_beyond`: the share of tokens whose ratio policy / sampler is above 3 or below 1/3: a mean hides tails.
+
+    Raises `ServerError` if the mean is more than rounding, because another policy has sampled then.
     """
     if rollout.sampled_logprobs is None:
         return {}
     if logprobs is None:
         width = rollout.mask.shape[1]
         logprobs, _ = policy(rollout.tokens, rollout.attention_mask, width)
-    gaps = (logprobs - rollout.sampled_logprobs).abs()[rollout.mask]
+    gaps = (logprobs - rollout.sampled_logprobs).abs()[rollout.mask]  # one for each token
     sums: dict[str, Any] = {
         "gap": gaps.sum(),
         "beyond": (gaps > math.log(3)).sum(),
         "tokens": rollout.mask.sum(),
     }
-    dtype = next(policy.parameters()).dtype
-    ran_in = dtype
+    format_of_weights = next(policy.parameters()).dtype
+    format_of_pass = format_of_weights
     if accelerator is not None:
         sums = sum_over_processes(sums, accelerator)
-        ran_in = AUTOCAST.get(accelerator.mixed_precision, dtype)
+        format_of_pass = AUTOCAST.get(accelerator.mixed_precision, format_of_weights)
     difference = float(sums["gap"] / sums["tokens"])
     beyond = float(sums["beyond"] / sums["tokens"])
-    tolerance = max(SAMPLED_TOLERANCE[dtype], SAMPLED_TOLERANCE[ran_in])  # weights are rounded, too
-    if not difference <= tolerance:  # also if it is not a number
+    # Both the weights and the numbers of the pass are rounded: the coarser format decides.
+    tolerance = max(SAMPLED_TOLERANCE[format_of_weights], SAMPLED_TOLERANCE[format_of_pass])
+    if not difference <= tolerance:  # written so that NaN is refused, too
         what = f"the log-probabilities are {difference:.4f} nats a token from the policy's: not the same model"
-        fix = f"sample from --model in --dtype {str(dtype).removeprefix('torch.')}"
+        fix = f"sample from --model in --dtype {str(format_of_weights).removeprefix('torch.')}"
         raise ServerError(f"{what}: {fix}")
     return {"sampler_difference": difference, "sampler_beyond": beyond}
 
@@ -78,10 +82,11 @@ def check_merged_policy_agrees_with_trained(
 ) -> None:
     """Compare the policy in the form that samples, its adapter merged, with the form that trains, on these responses.
 
-    Raises `InputError` if ‖log π_sampled − log π‖ / ‖log π − log π_ref‖ is above `LARGEST_LOSS`, and the error above
-    rounding. What is not finite is left to the update; policies without an adapter have one form.
+    Raises `InputError` if ‖log π_sampled − log π‖, the error, is above `LARGEST_LOSS` times ‖log π − log π_ref‖, what
+    the policy has learnt, and above rounding. Nothing is raised for numbers that are not finite, which the update
+    itself finds.
     """
-    if not isinstance(policy.model, PeftModel):
+    if not isinstance(policy.model, PeftModel):  # without an adapter there is one form
         return
     part = rollout.trim()
     inputs = (part.tokens, part.attention_mask, part.mask.shape[1], temperature)
@@ -100,7 +105,9 @@ def check_merged_policy_agrees_with_trained(
     size = sums["size"] ** 0.5
     rounding = ROUNDING * torch.finfo(trained.dtype).eps * size
     if error > max(LARGEST_LOSS * change, rounding):
-        share = error / change if change else math.inf
+        share = math.inf
+        if change:
+            share = error / change
         what = f"the policy that samples is {share:.2f} of the policy's change away from the one that trains"
         fix = "give an adapter of other layers (--lora_target_modules all-linear)"
         raise InputError(f"the adapter of --sft, merged into the base: {what}: {fix}")

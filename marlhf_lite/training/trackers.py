@@ -31,8 +31,8 @@ def make_accelerator(report_to: str, folder: Path, name: str, config: dict) -> A
     if not names:
         return Accelerator()
     accelerator = Accelerator(log_with=names, project_dir=str(folder / "trackers"))
-    # Trackers only take flat values.
-    simple = {k: v for k, v in config.items() if isinstance(v, int | float | str | bool)}
-    wandb = {"wandb": {"dir": str(folder)}} if "wandb" in names else {}
-    accelerator.init_trackers(name, config=simple, init_kwargs=wandb)
+    # Trackers take plain values only, so lists and empty options are left out.
+    plain = {key: x for key, x in config.items() if isinstance(x, int | float | str | bool)}
+    settings = {"wandb": {"dir": str(folder)}} if "wandb" in names else {}
+    accelerator.init_trackers(name, config=plain, init_kwargs=settings)
     return accelerator

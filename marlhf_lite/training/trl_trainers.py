@@ -97,9 +97,11 @@ def with_fewer_rows(
     rows_per_step: int,
     start_over: Callable[[], None] = lambda: None,
 ) -> Result:
-    """Return `attempt(options)`, each time that memory ends with half as many rows per pass in this `option`.
+    """Return `attempt(options)`; each time that memory ends, attempt it again with half as many rows per pass.
 
-    `rows_per_step` are those of all processes. Raises as `with_less_memory`.
+    `option` is the name of the option that holds the rows per pass, and `start_over` takes back what the unfinished
+    attempt left. `rows_per_step` are the rows of an optimizer step in all processes together: the rows of each pass
+    must divide a process's share of them. Raises as `with_less_memory`.
     """
     processes = PartialState().num_processes
     rows_of_process = rows_per_step // processes
@@ -107,7 +109,7 @@ def with_fewer_rows(
     most_rows = min(asked_rows, rows_of_process)
 
     def attempt_with(rows: int) -> Result:
-        if rows == most_rows:
+        if rows == most_rows:  # the options as they are, 0 included
             return attempt(options)
         return attempt(replace(cast(Any, options), **{option: rows}))
 
@@ -115,7 +117,7 @@ def with_fewer_rows(
         attempt_with,
         most_rows,
         f"--{option} {{}}",
-        alone=processes == 1,
+        no_process_waits=processes == 1,  # several wait for each other in every step
         share=rows_of_process,
         start_over=start_over,
     )
@@ -181,19 +183,25 @@ class StageSteps(TrainerBase):
     """
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
-        """Make the schedule of `num_training_steps`; a schedule that the trainer was given stays."""
+        """Make, keep and return the learning-rate schedule of `num_training_steps` steps.
+
+        A schedule that the trainer was given stays. Without a warm-up, transformers' own schedule is right already: it
+        begins at the peak.
+        """
         if self.lr_scheduler is not None:
             return self.lr_scheduler
-        warmup = self.args.get_warmup_steps(num_training_steps)
-        self.args.warmup_steps = warmup  # a number from here on, not a share
-        if not warmup:
+        # `warmup_steps` may be a share of all steps. It becomes a number, so that the longer schedule below does not
+        # take that share of one step more.
+        self.args.warmup_steps = self.args.get_warmup_steps(num_training_steps)
+        if self.args.warmup_steps == 0:
             return super().create_scheduler(num_training_steps, optimizer)
-        longer = super().create_scheduler(num_training_steps + 1, optimizer)
-        schedule = cast(LambdaLR, longer)
-        rates_one_step_later: list[Callable[[int], float]] = [
-            partial(_one_step_later, rate) for rate in schedule.lr_lambdas
-        ]
-        self.lr_scheduler = LambdaLR(schedule.optimizer, rates_one_step_later)
+
+        # Transformers' schedule of one step more, entered one step later: its first rate, 0, is left out.
+        longer = cast(LambdaLR, super().create_scheduler(num_training_steps + 1, optimizer))
+        rates_one_step_later: list[Callable[[int], float]] = []
+        for rate in longer.lr_lambdas:
+            rates_one_step_later.append(partial(_one_step_later, rate))
+        self.lr_scheduler = LambdaLR(longer.optimizer, rates_one_step_later)
         return self.lr_scheduler
 
     def _run_epoch(self, *args, **kwargs) -> None:
@@ -214,16 +222,18 @@ class EvenPairs(PaddedRows):
     """
 
     of_pairs: tuple[str, ...] = ()  # the metrics that a pass gives as means over its pairs
-    loss_of_padding = (
-        0.0  # what a padding pair adds to the sum of a pass's losses, without a gradient
-    )
+    # What a padding pair adds to the sum of a pass's losses; it has no gradient.
+    loss_of_padding = 0.0
 
     def is_padding(self, inputs: dict[str, Tensor]) -> Tensor:
         """Which pairs of a pass are padding, [pairs] of truth values."""
         raise NotImplementedError
 
     def get_batch_samples(self, *args, **kwargs):
-        """The passes of a step in this process; sets `pairs_a_pass`, the mean number of true pairs over all passes."""
+        """The passes of a step in this process, as transformers gives them.
+
+        Also sets `pairs_a_pass`, the mean number of true pairs in a pass, over all passes and processes of the step.
+        """
         passes, items = super().get_batch_samples(*args, **kwargs)
         pairs = sum(int((~self.is_padding(inputs)).sum()) for inputs in passes)
         if self.accelerator.num_processes > 1:
@@ -233,19 +243,20 @@ class EvenPairs(PaddedRows):
         return passes, items
 
     def compute_loss(self, model, inputs, *args, **kwargs):
-        """The loss of a pass, weighted in training by its number of true pairs."""
-        padding = int(self.is_padding(inputs).sum())
+        """The loss of a pass; in training it is weighted, so that the trainer's mean over passes is one over pairs."""
         loss = super().compute_loss(model, inputs, *args, **kwargs)
         if not model.training:
             return loss
-        # The pass has divided by all of its pairs: divide by the true ones of a mean pass instead.
-        pairs = len(inputs["input_ids"]) // 2
-        share = pairs / self.pairs_a_pass  # 1 if all true pairs are in one pass
+        # The pass has divided its sums by all of its pairs. They should be divided by the true pairs of a mean pass
+        # (`get_batch_samples`), so they are multiplied by the ratio of the two.
+        pairs = len(inputs["input_ids"]) // 2  # two texts a pair
+        ratio = pairs / self.pairs_a_pass
         for name in self.of_pairs:  # padding adds 0 to these
-            self._metrics["train"][name][-1] *= share
-        if not padding:
-            return loss * share
-        return (loss - self.loss_of_padding * padding / pairs) * share
+            self._metrics["train"][name][-1] *= ratio
+        padding = int(self.is_padding(inputs).sum())
+        if padding:
+            loss = loss - self.loss_of_padding * padding / pairs
+        return loss * ratio
 
 
 def check_batches(options) -> None:
@@ -282,7 +293,11 @@ def run_trainer(trainer, tokenizer, output: Path, name: str, resume: bool = Fals
 def save_trained(
     model: PeftModel | PreTrainedModel, tokenizer, folder: Path, weights: dict | None
 ) -> None:
-    """Save a model, without the adapter of a reference, and its tokenizer; `weights` are those of all processes."""
+    """Save a model and its tokenizer.
+
+    `weights` are those that FSDP2 has sharded over processes, gathered; None if each process has whole ones. Of a model
+    with several adapters only the one that trains is saved: TRL adds another one as the reference.
+    """
     if isinstance(model, PeftModel):
         model.save_pretrained(str(folder), state_dict=weights, selected_adapters=["default"])
     else:
@@ -322,7 +337,9 @@ def checkpoint_to_resume(folder: Path, at: int | None = None) -> Path | None:
     if at is not None:
         complete = [path for path in complete if step_of(path) == at]
     checkpoint = max(complete, key=step_of, default=None)
-    damaged_file = broken(checkpoint) if checkpoint else ""
+    if checkpoint is None:
+        return None
+    damaged_file = broken(checkpoint)
     if damaged_file:
         raise InputError(f"{checkpoint}: it is damaged ({damaged_file}): {DELETE_IT}")
     return checkpoint
@@ -345,12 +362,12 @@ def check_checkpoint(trainer: Trainer, checkpoint: Path | None) -> None:
         if is_of_fsdp:
             raise InputError(f"{checkpoint}: made under FSDP: launch it with fsdp2.yaml")
         raise InputError(f"{checkpoint}: made without FSDP: launch it without fsdp2.yaml")
-    # transformers would continue without the random states, and not tell
-    made = len([*checkpoint.glob("rng_state*.pth")])
+    # Each process has written its random states. For another number of processes transformers would continue without
+    # these states, and not tell.
+    processes_at_save = len([*checkpoint.glob("rng_state*.pth")])
     processes = PartialState().num_processes
     if not is_sharded_folder(checkpoint):
-        check_processes(checkpoint, made, processes)
-    elif made != processes and PartialState().is_main_process:
-        print(
-            f"{checkpoint}: made by {made} processes, not {processes}: its random numbers will be others"
-        )
+        check_processes(checkpoint, processes_at_save, processes)
+    elif processes_at_save != processes and PartialState().is_main_process:
+        made = f"made by {processes_at_save} processes, not {processes}"
+        print(f"{checkpoint}: {made}: its random numbers will be others")

@@ -21,7 +21,7 @@ def with_less_memory(
     size: int,
     what: str,
     *,
-    alone: bool = True,
+    no_process_waits: bool = True,
     share: int = 0,
     start_over: Callable[[], None] = lambda: None,
 ) -> tuple[Result, int]:
@@ -30,11 +30,12 @@ def with_less_memory(
     Args:
         work: gets the number of rows that go through a model at a time, on which its result does not depend.
         what: the size in words, such as "--micro_batch_size {}".
-        alone: whether no other process may wait for this one in the middle of the work.
+        no_process_waits: whether no other process waits for this one in the middle of the work, so that this one can
+            begin it again by itself.
         share: a number of rows that every smaller size must divide; 0 for none.
         start_over: takes back what unfinished work left.
 
-    Raises `InputError` if one row does not fit, and unless this process is `alone`.
+    Raises `InputError` if one row does not fit, and if memory ends while other processes wait.
     """
     while True:
         try:
@@ -48,7 +49,7 @@ def with_less_memory(
             size = size // 2
             if size and share:
                 size = rows_a_pass(size, share)
-            if not size or not alone:
+            if not size or not no_process_waits:
                 fix = "shorten the texts or --max_response_length, or use a smaller model"
                 if size:
                     fix = f"give {size}"
@@ -74,7 +75,7 @@ def keep_freed_memory() -> None:
 
 
 def in_batches(
-    work: Callable[[slice], Result], count: int, size: int, alone: bool = True
+    work: Callable[[slice], Result], count: int, size: int, no_process_waits: bool = True
 ) -> tuple[list[Result], int]:
     """Return `work(rows)` for slices of `size` of `count` responses, and the size, which is halved when memory ends.
 
@@ -88,7 +89,7 @@ def in_batches(
             lambda rows, start=done: work(slice(start, start + rows)),
             asked,
             "{} responses at a time",
-            alone=alone,
+            no_process_waits=no_process_waits,
         )
         results.append(result)
         done += rows
