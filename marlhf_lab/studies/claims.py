@@ -4,6 +4,7 @@ The explained variances of `critic_tries` are primary outcomes; the ratio of `tu
 `critic_head` in the first five updates were chosen before the first run. All others are exploratory.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -85,7 +86,7 @@ def claims() -> dict[str, str]:
         t_interval(less), ".3f"
     )
     texts |= _equal_kl() | _near() | _after_the_price() | _by_the_rules() | _first_gradients()
-    return texts | _critics() | _trained_critic()
+    return texts | _critics() | _trained_critic() | _signal_apart()
 
 
 def _equal_kl() -> dict[str, str]:
@@ -265,6 +266,16 @@ def _trained_critic() -> dict[str, str]:
         texts[f"steps_confirm: {method}, explained variance of the last ten updates"] = interval(
             t_interval(last)
         )
+    return texts
+
+
+def _signal_apart() -> dict[str, str]:
+    """Outcomes of `signal_apart`: signals less those of the placebo, by setting and pair of estimators."""
+    record = json.loads(shipped("results/benchmark_signal_apart.json").read_text(encoding="utf-8"))
+    texts = {}
+    for setting, found in record["found"].items():
+        for pair, value in found["contrasts"].items():
+            texts[f"signal_apart: {setting}, {pair}"] = interval(value, "+.2f")
     return texts
 
 
