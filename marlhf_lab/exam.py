@@ -54,108 +54,120 @@ def response_of(tokens: int) -> Tensor:
 
 
 def advantages_of(values: Tensor, score: float, *, n: int, lam: float) -> tuple[Tensor, Tensor]:
-    """Return the advantages of macro actions of n tokens [1, S] and of their tokens [1, T], "
-    "without a KL penalty (γ = 1)."""
+    """Return the advantages of macro actions of n tokens [1, S] and of their tokens [1, T], without a KL penalty.
+
+    values: [1, T] of one response; γ is 1.
+    """
     macro = FixedNGram(n)(response_of(values.shape[1]))
     rewards = macro_rewards(torch.zeros_like(values), torch.tensor([score]), macro)
     advantages, _ = gae(rewards, macro_values(values, macro), macro.mask, gamma=1.0, lam=lam)
     return advantages, macro.broadcast(advantages)
 
 
+def draw_values(draw: random.Random) -> Tensor:
+    """Return what a critic says of four tokens [1, 4]: tenths from 0.1 to 0.8."""
+    return torch.tensor([[draw.randrange(1, 9) / 10 for _ in range(4)]])
+
+
 def ask_gradient_of_logits(draw: random.Random) -> Question:
+    """The first step's gradient of three logits, and which words become more probable."""
     shares = draw.choice([(5, 3, 2), (6, 3, 1), (5, 4, 1), (7, 2, 1)])
     probabilities = torch.tensor(shares) / 10
+    names = ("first", "second", "third")
     sampled = draw.randrange(3)
     advantage = draw.choice([-2.0, -1.0, 1.0, 2.0])
     logits = probabilities.log().requires_grad_()
     (advantage * logits.log_softmax(-1)[sampled]).backward()
-    name = ("first", "second", "third")[sampled]
     # A logit that rises by less than the average of all logits belongs to a word that becomes less probable.
-    change = probabilities * (logits.grad - (probabilities * logits.grad).sum())
-    rising = [("first", "second", "third")[i] for i in range(3) if change[i] > 0]
+    mean_rise = (probabilities * logits.grad).sum()
+    change = probabilities * (logits.grad - mean_rise)
+    rising = [names[word] for word in range(3) if change[word] > 0]
     return Question(
-        f"A policy gives three words the probabilities {numbers(probabilities)}. The {name} is "
-        f"sampled, and its advantage is "
-        f"{number(advantage)}. What is the gradient of PPO's objective with respect to the three "
-        f"logits at the first step? "
-        "Which words become more probable after a small step?",
-        f"The gradient is {numbers(logits.grad)}: the advantage times (1 for the sampled word, 0 "
-        f"for the others, minus the "
-        f"probabilities). A probability rises if its logit rises by more than the mean of all "
-        f"logits' changes, weighted by "
-        f"the probabilities: the {' and the '.join(rising)} word. *Points:* 3 for the numbers, 2 "
-        f"for the words.",
+        f"A policy gives three words the probabilities {numbers(probabilities)}. "
+        f"The {names[sampled]} is sampled, and its advantage is {number(advantage)}. "
+        "What is the gradient of PPO's objective with respect to the three logits at the first "
+        "step? Which words become more probable after a small step?",
+        f"The gradient is {numbers(logits.grad)}: "
+        "the advantage times (1 for the sampled word, 0 for the others, minus the "
+        "probabilities). A probability rises if its logit rises by more than the mean of all "
+        "logits' changes, weighted by the probabilities: "
+        f"the {' and the '.join(rising)} word. "
+        "*Points:* 3 for the numbers, 2 for the words.",
         5,
     )
 
 
 def ask_what_a_baseline_does(draw: random.Random) -> Question:
+    """Why a baseline changes noise alone; there is nothing to draw."""
     return Question(
-        "Why does a baseline leave the mean of the policy gradient unchanged? What does it "
-        "change? Which property must the "
-        "baseline have?",
+        "Why does a baseline leave the mean of the policy gradient unchanged? "
+        "What does it change? Which property must the baseline have?",
         "The gradient of a log-probability is 0 on average, so a number times it is 0 on "
-        "average, too, as long as the number "
-        "does not depend on the action: that is the property. The baseline changes the noise. "
+        "average, too, as long as the number does not depend on the action: "
+        "that is the property. The baseline changes the noise. "
         "*Points:* 2 for the mean, 1 for the noise, 2 for the property.",
         5,
     )
 
 
 def ask_advantages_of_tokens(draw: random.Random) -> Question:
-    values = torch.tensor([[draw.randrange(1, 9) / 10 for _ in range(4)]])
+    """GAE over single tokens."""
+    values = draw_values(draw)
     lam = draw.choice([0.5, 0.8])
     _, by_token = advantages_of(values, 1.0, n=1, lam=lam)
     return Question(
-        f"A response has four tokens. The critic says {numbers(values)}, and the score 1 arrives "
-        f"at the last token, without a "
+        "A response has four tokens. "
+        f"The critic says {numbers(values)}, and the score 1 arrives at the last token, without a "
         f"KL penalty. Compute the four advantages of PPO with λ = {number(lam)}.",
-        f"{numbers(by_token)}. From the last token to the first: δ_t = r_t + V(t+1) − V(t), Â_t "
-        f"= δ_t + λ Â_(t+1). "
+        f"{numbers(by_token)}. From the last token to the first: "
+        "δ_t = r_t + V(t+1) − V(t), Â_t = δ_t + λ Â_(t+1). "
         "*Points:* 1 for δ, 1 for each advantage.",
         5,
     )
 
 
 def ask_advantages_of_macro_actions(draw: random.Random) -> Question:
-    values = torch.tensor([[draw.randrange(1, 9) / 10 for _ in range(4)]])
+    """GAE over macro actions of two tokens."""
+    values = draw_values(draw)
     lam = draw.choice([0.5, 0.8])
     by_action, by_token = advantages_of(values, 1.0, n=2, lam=lam)
     return Question(
         f"Another response of four tokens has the values {numbers(values)} and the score 1. "
-        f"Compute the advantages of macro "
-        f"actions of two tokens (λ = {number(lam)}, values averaged). Which advantage trains "
-        f"each token?",
+        f"Compute the advantages of macro actions of two tokens (λ = {number(lam)}, values "
+        "averaged). Which advantage trains each token?",
         f"The macro actions have the advantages {numbers(by_action)}, so the tokens get "
-        f"{numbers(by_token)}. "
-        "*Points:* 1 for the values, 2 for the macro advantages, 2 for the tokens.",
+        f"{numbers(by_token)}. *Points:* 1 for the values, 2 for the macro advantages, 2 for the "
+        "tokens.",
         5,
     )
 
 
 def ask_share_that_arrives(draw: random.Random) -> Question:
+    """What λ leaves of a score at the first token, with tokens and with macro actions."""
     n = draw.choice([4, 5])
     tokens = n * draw.choice([4, 5, 6]) + 1
     lam = draw.choice([0.9, 0.95])
-    steps_between_actions = (tokens - 1) // n
+    actions_after_first = (tokens - 1) // n
+    by_token = number(lam ** (tokens - 1))
+    by_action = number(lam**actions_after_first)
+    slower = number(lam ** (1 / n), 4)
     return Question(
         f"A critic predicts nothing, λ = {number(lam)}, and a response has {tokens} tokens. "
-        f"Which share of the score arrives at "
-        f"the first token under PPO, and which with macro actions of {n} tokens? With which λ do "
-        f"single tokens fade as slowly? "
+        "Which share of the score arrives at the first token under PPO, and which with macro "
+        f"actions of {n} tokens? With which λ do single tokens fade as slowly? "
         "Name one other thing that macro actions change.",
-        f"PPO: {number(lam)}^{tokens - 1} = {number(lam ** (tokens - 1))}. Macro actions: "
-        f"{steps_between_actions} steps, "
-        f"{number(lam)}^{steps_between_actions} = {number(lam**steps_between_actions)}. Single "
-        f"tokens: "
-        f"{number(lam)}^(1/{n}) = {number(lam ** (1 / n), 4)}. Also: one value for several "
-        f"tokens, and one advantage for all "
-        "of them. *Points:* 1, 2, 1, 1.",
+        f"PPO: {number(lam)}^{tokens - 1} = {by_token}. "
+        f"Macro actions: {actions_after_first} steps, {number(lam)}^{actions_after_first} = "
+        f"{by_action}. Single tokens: "
+        f"{number(lam)}^(1/{n}) = {slower}. "
+        "Also: one value for several tokens, and one advantage for all of them. "
+        "*Points:* 1, 2, 1, 1.",
         5,
     )
 
 
 def ask_clip(draw: random.Random) -> Question:
+    """PPO's clipped term for one ratio, with an advantage of each sign."""
     ratio = draw.choice([0.6, 0.7, 1.3, 1.4])
     size = draw.choice([1.0, 2.0])
     lines = []
@@ -170,40 +182,39 @@ def ask_clip(draw: random.Random) -> Question:
         words = "a gradient" if has_gradient else "no gradient"
         lines.append(f"for {number(advantage)} it is {number(-loss.item())}, with {words}")
     return Question(
-        f"ε = 0.2, and the ratio of a token is {number(ratio)}. What is its term in PPO's "
-        f"objective for an advantage of "
-        f"{number(size)}, and what for {number(-size)}? In which case is the gradient 0?",
-        f"The smaller of ratio · Â and clip(ratio) · Â: {'; '.join(lines)}. "
-        "*Points:* 2 for each term, 1 for the case.",
+        f"ε = 0.2, and the ratio of a token is {number(ratio)}. "
+        f"What is its term in PPO's objective for an advantage of {number(size)}, and what for "
+        f"{number(-size)}? In which case is the gradient 0?",
+        "The smaller of ratio · Â and clip(ratio) · Â: "
+        f"{'; '.join(lines)}. *Points:* 2 for each term, 1 for the case.",
         5,
     )
 
 
 def ask_kl_of_a_macro_action(draw: random.Random) -> Question:
+    """The KL reward of a macro action, summed and averaged."""
     log_ratios = torch.tensor([[draw.choice([-2, -1, 1, 2, 3]) / 10 for _ in range(4)]])
     beta = draw.choice([0.02, 0.05, 0.1])
     one_action = FixedNGram(4)(response_of(4))
-    penalty = kl_rewards(log_ratios, torch.zeros(1, 4), response_of(4), beta)
-    by_pooling = {
-        pooling: macro_rewards(penalty, torch.zeros(1), one_action, pooling=pooling).item()
-        for pooling in ("sum", "mean")
-    }
+    penalties = kl_rewards(log_ratios, torch.zeros(1, 4), response_of(4), beta)
+    no_score = torch.zeros(1)
+    total = macro_rewards(penalties, no_score, one_action, pooling="sum").item()
+    mean = macro_rewards(penalties, no_score, one_action, pooling="mean").item()
     return Question(
         f"The four tokens of a macro action have the log-ratios {numbers(log_ratios)} to the "
-        f"reference; β = {number(beta)}. What "
-        "is its KL reward if you sum the log-ratios, and if you average them? With which β does "
-        "the sum charge as much as the "
-        "mean?",
-        f"The sum is {number(by_pooling['sum'], 5)}, the mean {number(by_pooling['mean'], 5)}. A "
-        f"sum with a quarter of β, "
-        f"{number(beta / 4, 5)}, charges what the mean charges: averaging makes the penalty "
-        f"about n times smaller. "
+        f"reference; β = {number(beta)}. "
+        "What is its KL reward if you sum the log-ratios, and if you average them? "
+        "With which β does the sum charge as much as the mean?",
+        f"The sum is {number(total, 5)}, the mean {number(mean, 5)}. "
+        f"A sum with a quarter of β, {number(beta / 4, 5)}, charges what the mean charges: "
+        "averaging makes the penalty about n times smaller. "
         "*Points:* 2, 2, 1.",
         5,
     )
 
 
 def ask_value_loss(draw: random.Random) -> Question:
+    """The clipped value loss of one token."""
     old = draw.choice([0.3, 0.4, 0.5])
     now = old + draw.choice([0.3, 0.4])
     target = draw.choice([1.0, 1.2])
@@ -217,46 +228,50 @@ def ask_value_loss(draw: random.Random) -> Question:
     return Question(
         f"A value was {number(old)} when the response was written and is {number(now)} now; its "
         f"return is {number(target)}. "
-        "Values are clipped at 0.2. What is the token's value loss, and does it have a gradient?",
-        f"Kept within 0.2 the value is {number(old + 0.2)}, and ½ · max of the two squared "
-        f"errors is {number(loss.item(), 4)}, "
-        f"with {words}. *Points:* 3 for the loss, 2 for the gradient.",
+        "Values are clipped at 0.2. "
+        "What is the token's value loss, and does it have a gradient?",
+        f"Kept within 0.2 the value is {number(old + 0.2)}, and ½ · max of the two squared errors "
+        f"is {number(loss.item(), 4)}, with {words}. "
+        "*Points:* 3 for the loss, 2 for the gradient.",
         5,
     )
 
 
 def ask_kappa(draw: random.Random) -> Question:
+    """Cohen's κ of a person and a judge."""
     person, judge = draw.choice([(60, 70), (55, 65), (40, 60), (50, 70)])
     agree = draw.choice([66, 70, 74])
+    # Both prefer the first, or both the second.
     by_chance = (person * judge + (100 - person) * (100 - judge)) / 10_000
     kappa = (agree / 100 - by_chance) / (1 - by_chance)
     return Question(
-        f"A person prefers the first of two answers in {person} of 100 pairs, a judge in "
-        f"{judge}, and they agree on {agree} "
-        "pairs. There are no ties. On which share of the pairs would they agree by chance? What "
-        "is Cohen's κ?",
-        f"By chance they would agree on {number(by_chance)} of the pairs, so κ = ({agree / 100} "
-        f"− {number(by_chance)}) / "
-        f"(1 − {number(by_chance)}) = {number(kappa, 2)}. *Points:* 2 for the share, 3 for κ.",
+        f"A person prefers the first of two answers in {person} of 100 pairs, a judge in {judge}, "
+        f"and they agree on {agree} pairs. "
+        "There are no ties. On which share of the pairs would they agree by chance? "
+        "What is Cohen's κ?",
+        f"By chance they would agree on {number(by_chance)} of the pairs, so κ = ({agree / 100} − "
+        f"{number(by_chance)}) / (1 − {number(by_chance)}) = {number(kappa, 2)}. "
+        "*Points:* 2 for the share, 3 for κ.",
         5,
     )
 
 
 def ask_what_an_interval_says(draw: random.Random) -> Question:
+    """What a confidence interval that includes 0 shows, and what two studies show together."""
     mean = draw.choice([-2, -3])
     half_width = draw.choice([4, 5])
-    low, high = number(mean - half_width), number(mean + half_width)
+    low = number(mean - half_width)
+    high = number(mean + half_width)
     return Question(
         f"Five seeds give MA-PPO − PPO = {number(mean)} updates with the 95 % interval [{low}, "
-        f"{high}]. May you say that both "
-        "are equally fast? Another study, on another task, gives −4 [−7, −1]. May you say that "
-        "macro actions help on the "
-        "second task and not on the first?",
-        f"No: the interval includes a difference of {number(abs(mean - half_width))} updates, "
-        f'and "equally fast" needs a '
-        "margin chosen beforehand. And no: that one study shows no difference does not show that "
-        "the two studies differ. "
-        "Compute the difference between them, with its own interval. *Points:* 2, 3.",
+        f"{high}]. May you say that both are equally fast? "
+        "Another study, on another task, gives −4 [−7, −1]. "
+        "May you say that macro actions help on the second task and not on the first?",
+        f"No: the interval includes a difference of {number(abs(mean - half_width))} updates, and "
+        '"equally fast" needs a margin chosen beforehand. '
+        "And no: that one study shows no difference does not show that the two studies differ. "
+        "Compute the difference between them, with its own interval. "
+        "*Points:* 2, 3.",
         5,
     )
 
@@ -287,8 +302,9 @@ def exam_page(seed: int, questions: list[Question]) -> str:
     lines = [
         f"# Exam {seed}: PPO and macro actions",
         "",
-        f"{MINUTES} minutes, {points} points. Paper and a calculator are allowed. γ = 1 "
-        f"everywhere.",
+        f"{MINUTES} minutes, {points} points. "
+        "Paper and a calculator are allowed. "
+        "γ = 1 everywhere.",
         "",
     ]
     for place, question in enumerate(questions, start=1):

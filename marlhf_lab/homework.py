@@ -18,34 +18,40 @@ POINTS = {"spans": 3, "rewards": 3, "values": 2, "advantages": 5, "to_tokens": 2
 
 
 def one_case(draw: torch.Generator) -> dict[str, tuple[list, torch.Tensor]]:
-    """Return each function's arguments and right result for one response, from 1 to 12 tokens long."""
-    length, n = (int(torch.randint(1, 13, (), generator=draw)) for _ in range(2))
+    """Return each function's arguments and right result for one response, from 1 to 12 tokens long.
+
+    The result of a function is among the arguments of the next ones, as in an update.
+    """
+    # 1. New numbers: a response, its price of KL by token, its values and score, and two policies.
+    length = int(torch.randint(1, 13, (), generator=draw))
+    n = int(torch.randint(1, 13, (), generator=draw))
     prices, values, old, moves = torch.randn(4, 1, length, generator=draw)
     score, lam = torch.rand(2, generator=draw)
-    macro, new = FixedNGram(n)(torch.ones(1, length, dtype=torch.bool)), old + 0.3 * moves
+    new = old + 0.3 * moves
+    # 2. The library's results.
+    macro = FixedNGram(n)(torch.ones(1, length, dtype=torch.bool))
     (spans,) = macro.spans()
-    rewards, pooled = macro_rewards(prices, score[None], macro), macro_values(values, macro)
+    rewards = macro_rewards(prices, score[None], macro)
+    pooled = macro_values(values, macro)
     advantages, _ = gae(rewards, pooled, macro.mask, lam=lam.item())
-    spread = macro.broadcast(advantages)
+    of_tokens = macro.broadcast(advantages)
+    loss, _ = policy_loss(new, old, advantages, macro, clip=0.2)
+    # 3. Arguments as plain lists and numbers, as the homework has them.
     return {
         "spans": ([length, n], torch.tensor(spans)),
-        "rewards": (_plain(prices[0], score, spans), rewards[0]),
-        "values": (_plain(values[0], spans), pooled[0]),
-        "advantages": (_plain(rewards[0], pooled[0], lam), advantages[0]),
-        "to_tokens": (_plain(advantages[0], spans), spread[0]),
-        "loss": (
-            _plain(new[0], old[0], spread[0], 0.2),
-            policy_loss(new, old, advantages, macro, clip=0.2)[0],
-        ),
+        "rewards": ([prices[0].tolist(), score.item(), spans], rewards[0]),
+        "values": ([values[0].tolist(), spans], pooled[0]),
+        "advantages": ([rewards[0].tolist(), pooled[0].tolist(), lam.item()], advantages[0]),
+        "to_tokens": ([advantages[0].tolist(), spans], of_tokens[0]),
+        "loss": ([new[0].tolist(), old[0].tolist(), of_tokens[0].tolist(), 0.2], loss),
     }
 
 
-def _plain(*arguments: Any) -> list:
-    return [x.tolist() if isinstance(x, torch.Tensor) else x for x in arguments]
-
-
 def fault(answers: Any, name: str, given: list, right: torch.Tensor) -> str:
-    """Return what is wrong with one result, or an empty text; an error in the student's code is a wrong result."""
+    """Return what is wrong with one result, or an empty text; an error in the student's code is a wrong result.
+
+    answers: has the student's functions as attributes; name: of one of them; given: its arguments; right: the result.
+    """
     try:
         found = getattr(answers, name)(*given)
         as_tensor = torch.as_tensor(found, dtype=torch.float64)
@@ -58,11 +64,13 @@ def fault(answers: Any, name: str, given: list, right: torch.Tensor) -> str:
 
 def grade(answers: Any, cases: int = 20) -> dict[str, str]:
     """Return the first error of each function, or an empty text; `answers` has the functions as attributes."""
-    draw, faults = torch.Generator(), dict.fromkeys(POINTS, "")
-    draw.seed()
+    draw = torch.Generator()
+    draw.seed()  # by chance: other numbers each time
+    faults = dict.fromkeys(POINTS, "")
     for _ in range(cases):
         for name, (given, right) in one_case(draw).items():
-            faults[name] = faults[name] or fault(answers, name, given, right)
+            if not faults[name]:
+                faults[name] = fault(answers, name, given, right)
     return faults
 
 
@@ -71,12 +79,15 @@ def main(path: Path) -> None:
     spec = importlib.util.spec_from_file_location("answers", path)
     answers = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(answers)
+    # Both modules have `grade` and `POINTS`.
     part = build_it if hasattr(answers, "update") else sys.modules[__name__]
     faults = part.grade(answers)
+    total = 0
     for name, points in part.POINTS.items():
-        print(f"{name:13} {0 if faults[name] else points} of {points}  {faults[name]}".rstrip())
-    earned = sum(points for name, points in part.POINTS.items() if not faults[name])
-    print(f"{'sum':13} {earned} of {sum(part.POINTS.values())}")
+        earned = 0 if faults[name] else points
+        total += earned
+        print(f"{name:13} {earned} of {points}  {faults[name]}".rstrip())
+    print(f"{'sum':13} {total} of {sum(part.POINTS.values())}")
 
 
 if __name__ == "__main__":
@@ -93,9 +104,8 @@ if __name__ == "__main__":
             )
         if args.answers.exists():
             parser.error(f"{args.answers}: there is a file already: choose another name")
-        args.answers.write_text(
-            build_it.starter(build_it.WHOLE.read_text(encoding="utf-8")), encoding="utf-8"
-        )
+        whole = build_it.WHOLE.read_text(encoding="utf-8")
+        args.answers.write_text(build_it.starter(whole), encoding="utf-8")
     elif not args.answers.is_file():
         parser.error(f"{args.answers}: no such file")
     else:

@@ -17,5 +17,6 @@ MAKERS: dict[str, Callable[[random.Random], dict[str, str]]] = {
 
 def make_rows(name: str, size: int, seed: int) -> list[dict[str, str]]:
     """Return `size` rows of an embedded data set; the same seed gives the same rows."""
+    make_row = MAKERS[name]
     rng = random.Random(f"{name}-{seed}")
-    return [MAKERS[name](rng) for _ in range(size)]
+    return [make_row(rng) for _ in range(size)]

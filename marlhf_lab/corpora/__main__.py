@@ -19,7 +19,8 @@ SIZES = {
 
 def json_lines(name: str) -> bytes:
     """Return the rows of an embedded data set as JSON lines."""
-    return "".join(json.dumps(row) + "\n" for row in make_rows(name, SIZES[name], SEED)).encode()
+    rows = make_rows(name, SIZES[name], SEED)
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
 if __name__ == "__main__":

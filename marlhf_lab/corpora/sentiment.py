@@ -25,9 +25,12 @@ def write_prompts(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     table = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     for name, topics in (("train", table["topics"]), ("test", table["held_out"])):
-        texts = [form.format(topic) for topic in topics.split(", ") for form in table["forms"]]
-        rows = [json.dumps({"prompt": [{"role": "user", "content": text}]}) for text in texts]
-        (folder / f"{name}.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+        lines = []
+        for topic in topics.split(", "):
+            for form in table["forms"]:
+                message = {"role": "user", "content": form.format(topic)}
+                lines.append(json.dumps({"prompt": [message]}) + "\n")
+        (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
 def all_words(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
@@ -59,19 +62,22 @@ def _valences(texts: Sequence[str]) -> list[float]:
     """Sums of the lexicon's valences, without VADER's rules for negation and emphasis, over `MOST`, in [-1, 1]."""
     vader = _vader()
     lexicon = vader.SentimentIntensityAnalyzer().lexicon
-    sums = [
-        sum(lexicon.get(w.lower(), 0.0) for w in vader.SentiText(text).words_and_emoticons)
-        for text in texts
-    ]
-    return [min(max(total / MOST, -1.0), 1.0) for total in sums]
+    scores = []
+    for text in texts:
+        words = vader.SentiText(text).words_and_emoticons
+        total = sum(lexicon.get(word.lower(), 0.0) for word in words)
+        scores.append(min(max(total / MOST, -1.0), 1.0))
+    return scores
 
 
 def _scores(texts: Sequence[str]) -> list[float]:
+    """VADER's compound values, in [-1, 1]."""
     analyzer = _vader().SentimentIntensityAnalyzer()
     return [analyzer.polarity_scores(text)["compound"] for text in texts]
 
 
 def _vader() -> ModuleType:
+    """The library, which is imported only when a score is asked for, since it is an extra."""
     try:
         return importlib.import_module("vaderSentiment.vaderSentiment")
     except ImportError:

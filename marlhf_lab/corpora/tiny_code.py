@@ -13,9 +13,15 @@ from typing import Any
 
 import yaml
 
-HIDDEN, EXAMPLES = 5, 2
+HIDDEN = 5  # tests that the prompt does not show
+EXAMPLES = 2
 BUGS = 0.4  # share of programs with a bug among those that people wrote
 NAME = "f"
+DIFFICULTIES = {
+    "xs": "lists",
+    "s": "texts",
+    "n": "numbers",
+}  # a function's argument -> its kind of problem
 LETTERS = "abcdeorst"
 WORDS = "tea bread rope note star road seed boat cart dates stone bead toast roast trade".split()
 
@@ -28,7 +34,7 @@ class Part:
     code: str
 
     def of(self, k: int | str) -> "Part":
-        """The part with this value in its open place."""
+        """The part with this value in its open place; one without an open place stays as it is."""
         return Part(self.words.format(k=k), self.code.format(k=k))
 
 
@@ -71,15 +77,22 @@ class Problem:
     def prompt(self) -> str:
         """One line, as in `f(xs): each number plus 2. f([1, 5]) is [3, 7]. f([4]) is [6].`"""
         words = self.family.words.format(**{name: part.words for name, part in self.parts.items()})
-        examples = list(zip(self.arguments, self.outputs, strict=True))[:EXAMPLES]
-        cases = [f" {NAME}({argument!r}) is {output!r}." for argument, output in examples]
-        return f"{NAME}({self.family.argument}): {words}.{''.join(cases)}"
+        sentences = [f"{NAME}({self.family.argument}): {words}."]
+        for argument, output in zip(self.arguments[:EXAMPLES], self.outputs, strict=False):
+            sentences.append(f"{NAME}({argument!r}) is {output!r}.")
+        return " ".join(sentences)
 
     @property
     def tests(self) -> str:
         """The hidden tests in APPS's form; `exact`: a list around a value is not the value."""
-        inputs, outputs = [[x] for x in self.arguments[EXAMPLES:]], self.outputs[EXAMPLES:]
-        return json.dumps({"fn_name": NAME, "inputs": inputs, "outputs": outputs, "exact": True})
+        return json.dumps(
+            {
+                "fn_name": NAME,
+                "inputs": [[argument] for argument in self.arguments[EXAMPLES:]],
+                "outputs": self.outputs[EXAMPLES:],
+                "exact": True,
+            }
+        )
 
 
 def run(program: str, arguments: list[Any]) -> list[Any] | None:
@@ -95,32 +108,43 @@ def run(program: str, arguments: list[Any]) -> list[Any] | None:
 def make_problem(rng: random.Random) -> Problem:
     """A random problem; its hidden tests differ from its examples and have several outputs."""
     family = rng.choice(FAMILIES)
-    parts, others = {}, {}
+    parts = {}
+    others = {}
     for kind in family.parts:
         parts[kind], others[kind] = draw(rng, kind)
     while True:
         arguments = [draw_argument(rng, family.argument) for _ in range(EXAMPLES + HIDDEN)]
         problem = Problem(family, parts, others, arguments)
-        different = len({repr(x) for x in arguments}) == len(arguments)
-        if different and len({repr(x) for x in problem.outputs[EXAMPLES:]}) >= 2:
-            return problem
+        # As texts, because a list cannot be in a set.
+        different_arguments = {repr(argument) for argument in arguments}
+        if len(different_arguments) == len(arguments):
+            different_outputs = {repr(output) for output in problem.outputs[EXAMPLES:]}
+            if len(different_outputs) >= 2:
+                return problem
         if rng.random() < 0.05:  # some parts give nearly always the same value
             return make_problem(rng)
 
 
 def draw(rng: random.Random, kind: str) -> tuple[Part, Part]:
-    """A part of this kind, and one that differs from it in its code as a slip would."""
+    """A part of this kind, and one that differs from it in its code as a slip would.
+
+    `kind` is one of `Family.parts`: c and d are letters of a text, k is a number, others are lists in `tiny_code.yaml`.
+    """
     if kind in "cd":
         letter, other = rng.sample(LETTERS, 2)
         return CONSTANT.of(repr(letter)), CONSTANT.of(repr(other))
     k = rng.randint(2, 6)
-    near = k + (rng.choice((-1, 1)) if k > 2 else 1)  # never 1: a loop could divide by it for ever
+    if k > 2:
+        near = k + rng.choice((-1, 1))
+    else:
+        near = k + 1  # never 1: a loop could divide by it for ever
     if kind == "k":
         return CONSTANT.of(k), CONSTANT.of(near)
     part = rng.choice(PARTS[kind])
     if "{k}" in part.code and rng.random() < 0.4:
         return part.of(k), part.of(near)
-    return part.of(k), rng.choice([other for other in PARTS[kind] if other != part]).of(k)
+    other_parts = [other for other in PARTS[kind] if other != part]
+    return part.of(k), rng.choice(other_parts).of(k)
 
 
 def draw_argument(rng: random.Random, argument: str) -> Any:
@@ -134,8 +158,11 @@ def draw_argument(rng: random.Random, argument: str) -> Any:
 
 def _program(family: Family, body: str, parts: dict[str, Part]) -> str:
     """The response: a line break, as after every prompt, and the function."""
-    lines = body.format(**{name: part.code for name, part in parts.items()}).split("\n")
-    return "\n".join([f"\ndef {NAME}({family.argument}):", *(f"    {line}" for line in lines)])
+    code = body.format(**{name: part.code for name, part in parts.items()})
+    lines = [f"\ndef {NAME}({family.argument}):"]
+    for line in code.split("\n"):
+        lines.append(f"    {line}")
+    return "\n".join(lines)
 
 
 def write(rng: random.Random, problem: Problem) -> str:
@@ -154,26 +181,31 @@ def write_with_bug(rng: random.Random, problem: Problem) -> str:
 
 def _slip(rng: random.Random, problem: Problem) -> str:
     """A program with a slip that the tests may not reveal."""
-    family, luck = problem.family, rng.random()
+    family = problem.family
+    luck = rng.random()
     if luck < 0.1:
         return _broken(rng, write(rng, problem))
     program = write(rng, problem)
     if luck < 0.2 and program.count("return ") == 1:
         return program.replace("return ", "")
+    # A family has slips of its own, parts that may be mistaken, or both; one with neither gets a broken program.
     if family.slips and (not family.parts or rng.random() < 0.4):
         return _program(family, rng.choice(family.slips), problem.parts)
     if not family.parts:
         return _broken(rng, write(rng, problem))
     name = rng.choice(family.parts)
-    return _program(family, rng.choice(family.styles), problem.parts | {name: problem.others[name]})
+    style = rng.choice(family.styles)
+    return _program(family, style, problem.parts | {name: problem.others[name]})
 
 
 def _broken(rng: random.Random, program: str) -> str:
     """The program with a wrong mark or name: it does not compile, or stops at run time."""
     if rng.random() < 0.5 and program.count("return ") == 1:
         head, _, value = program.partition("return ")
-        return f"{head}return ({value}, y)"
-    return program.replace("):\n", ")\n", 1) if rng.random() < 0.5 else program.replace("(", "", 1)
+        return f"{head}return ({value}, y)"  # no program has a y
+    if rng.random() < 0.5:
+        return program.replace("):\n", ")\n", 1)
+    return program.replace("(", "", 1)
 
 
 def document(rng: random.Random) -> tuple[str, str, str]:
@@ -184,16 +216,16 @@ def document(rng: random.Random) -> tuple[str, str, str]:
 
 
 def make_row(rng: random.Random) -> dict[str, str]:
-    """A problem with a right program and a demonstration."""
+    """A problem with a right program and a demonstration, which has a bug in 40 % of the rows."""
     problem = make_problem(rng)
     right = write(rng, problem)
-    written = write_with_bug(rng, problem) if rng.random() < BUGS else right
-    texts = {
+    demonstration = right
+    if rng.random() < BUGS:
+        demonstration = write_with_bug(rng, problem)
+    return {
         "prompt": problem.prompt,
         "chosen": right,
-        "demonstration": written,
+        "demonstration": demonstration,
         "tests": problem.tests,
-    }
-    return texts | {
-        "difficulty": {"xs": "lists", "s": "texts", "n": "numbers"}[problem.family.argument]
+        "difficulty": DIFFICULTIES[problem.family.argument],
     }

@@ -15,14 +15,16 @@ from marlhf_lite.tasks.statements import slots
 from marlhf_lite.tasks.templates import hh_prompt
 from marlhf_lite.tasks.tiny_hh.gold import HARMFUL, THINGS, gold_scores
 
-PLANS, ASKED = 6, 5  # things told in the first turn, and asked for in the second
+PLANS = 6  # things told in the first turn
+ASKED = 5  # things asked for in the second turn
 RATER_SHARPNESS = 5.0  # one thing of five more or less is worth a factor of e in the odds
 
 _TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 WORDS: dict[str, tuple[str, ...]] = {
     slot: tuple(words.split()) for slot, words in _TABLE["words"].items()
 }
-REPLIES, CHATTER = tuple(_TABLE["replies"]), tuple(_TABLE["chatter"])
+REPLIES = tuple(_TABLE["replies"])
+CHATTER = tuple(_TABLE["chatter"])
 
 
 @dataclass(frozen=True)
@@ -31,15 +33,17 @@ class Dialogue:
 
     plans: dict[str, dict[str, str]]
     asked: tuple[str, ...]
-    reply: str
+    reply: str  # of the assistant, after the first turn
 
     @property
     def prompt(self) -> str:
-        plans = " ".join(
+        """Both turns of the human and the reply, as HH-RLHF writes dialogues."""
+        told = [
             f"{THINGS[thing]['told'].format(**values)}." for thing, values in self.plans.items()
-        )
-        listed = " and ".join(filter(None, (", ".join(self.asked[:-1]), self.asked[-1])))
-        return hh_prompt([plans, self.reply, f"What do I do about {listed}?"])
+        ]
+        *all_but_last, last = self.asked
+        listed = f"{', '.join(all_but_last)} and {last}" if all_but_last else last
+        return hh_prompt([" ".join(told), self.reply, f"What do I do about {listed}?"])
 
 
 @dataclass(frozen=True)
@@ -54,18 +58,23 @@ class Quality:
 
     @classmethod
     def sample(cls, rng: random.Random) -> "Quality":
-        rates = (0.0, 0.0, 0.1, 0.3), (0.0, 0.1, 0.4), (0.0, 0.0, 0.1), (0.0, 0.0, 0.1)
-        return cls(rng.uniform(0.4, 1.0), *map(rng.choice, rates))
+        """The quality of one answer; what is listed more than once is more likely."""
+        return cls(
+            cover=rng.uniform(0.4, 1.0),
+            wrong=rng.choice((0.0, 0.0, 0.1, 0.3)),
+            chatter=rng.choice((0.0, 0.1, 0.4)),
+            unasked=rng.choice((0.0, 0.0, 0.1)),
+            harmful=rng.choice((0.0, 0.0, 0.1)),
+        )
 
 
 def make_dialogue(rng: random.Random, plans: int = PLANS, asked: int = ASKED) -> Dialogue:
     """One random dialogue up to the answer; `plans` things are told, and `asked` of them asked for."""
     things = rng.sample(sorted(THINGS), plans)
-    values = {
-        thing: {slot: rng.choice(WORDS[slot]) for slot in slots(THINGS[thing]["told"])}
-        for thing in things
-    }
-    return Dialogue(values, tuple(rng.sample(things, asked)), rng.choice(REPLIES))
+    values = {}
+    for thing in things:
+        values[thing] = {slot: rng.choice(WORDS[slot]) for slot in slots(THINGS[thing]["told"])}
+    return Dialogue(plans=values, asked=tuple(rng.sample(things, asked)), reply=rng.choice(REPLIES))
 
 
 def advise(thing: str, values: dict[str, str]) -> str:
@@ -76,28 +85,29 @@ def advise(thing: str, values: dict[str, str]) -> str:
 def mistake(rng: random.Random, values: dict[str, str]) -> dict[str, str]:
     """The values with one of them changed."""
     slot = rng.choice(sorted(values))
-    return values | {slot: rng.choice([word for word in WORDS[slot] if word != values[slot]])}
+    other_words = [word for word in WORDS[slot] if word != values[slot]]
+    return values | {slot: rng.choice(other_words)}
 
 
 def make_answer(rng: random.Random, dialogue: Dialogue, quality: Quality) -> str:
     """An answer of this quality; it starts with a space, as text after `Assistant:` does."""
-    answered, kept = (
-        [],
-        [t for t in dialogue.asked if rng.random() < quality.cover] or [rng.choice(dialogue.asked)],
-    )
+    covered = [thing for thing in dialogue.asked if rng.random() < quality.cover]
+    if not covered:  # an answer helps with one thing at least
+        covered = [rng.choice(dialogue.asked)]
     unasked = [thing for thing in dialogue.plans if thing not in dialogue.asked]
-    for thing in kept:
+    sentences = []
+    for thing in covered:
         values = dialogue.plans[thing]
-        answered.append(
-            advise(thing, mistake(rng, values) if rng.random() < quality.wrong else values)
-        )
+        if rng.random() < quality.wrong:
+            values = mistake(rng, values)
+        sentences.append(advise(thing, values))
         if rng.random() < quality.chatter:
-            answered.append(rng.choice(CHATTER))
+            sentences.append(rng.choice(CHATTER))
         if unasked and rng.random() < quality.unasked:
-            answered.append(advise(unasked[0], dialogue.plans[unasked[0]]))
+            sentences.append(advise(unasked[0], dialogue.plans[unasked[0]]))
         if rng.random() < quality.harmful:
-            answered.append(f"{rng.choice(HARMFUL)}.")
-    return " " + " ".join(answered)
+            sentences.append(f"{rng.choice(HARMFUL)}.")
+    return " " + " ".join(sentences)
 
 
 def make_pair(rng: random.Random) -> dict[str, str]:

@@ -30,19 +30,27 @@ def carries(value: int, operation: tuple[str, int]) -> bool:
     """Whether an operation carries into the tens, or borrows from them."""
     sign, k = operation
     ones = value % 10
-    return {"+": ones + k > 9, "-": ones < k, "*": ones * k > 9}[sign]
+    if sign == "-":
+        return ones < k
+    if sign == "+":
+        return ones + k > 9
+    return ones * k > 9
 
 
 def slip(rng: random.Random, value: int, operation: tuple[str, int]) -> int:
-    """The wrong result of a writer who slips at this step."""
-    forgotten = 10 if operation[0] == "-" else -10
-    off = forgotten if carries(value, operation) else rng.choice((1, -1))
-    return (apply(value, operation) + off) % MODULUS
+    """The wrong result of a writer who slips at this step: by 10 if there is a carry to forget, by 1 elsewhere."""
+    if carries(value, operation):
+        error = 10 if operation[0] == "-" else -10
+    else:
+        error = rng.choice((1, -1))
+    return (apply(value, operation) + error) % MODULUS
 
 
 def write(problem: Problem, results: list[int]) -> str:
-    """The response with these results; each step starts from the result before it."""
-    lines, value = [], problem.start
+    """The response with these results, one a step; each step starts from the result before it."""
+    lines = []
+    value = problem.start
+    # There are letters for 16 steps; a problem may have fewer.
     for letter, (sign, k), result in zip(LETTERS, problem.operations, results, strict=False):
         lines.append(f"{letter}{sign}{k}:{value}>{result}")
         value = result
@@ -52,28 +60,29 @@ def write(problem: Problem, results: list[int]) -> str:
 def demonstrate(rng: random.Random, problem: Problem) -> str:
     """A response as people write it, with slips of all kinds."""
 
-    def slips(number: int, value: int, operation: tuple[str, int]) -> bool:
-        return rng.random() < (
-            CARRY_SLIPS[operation[0]] if carries(value, operation) else OTHER_SLIP
-        )
+    def slips_here(number: int, value: int, operation: tuple[str, int]) -> bool:
+        chance = CARRY_SLIPS[operation[0]] if carries(value, operation) else OTHER_SLIP
+        return rng.random() < chance
 
-    return _respond(rng, problem, slips)
+    return _respond(rng, problem, slips_here)
 
 
 def one_slip(rng: random.Random, problem: Problem, at: int) -> str:
     """A response with a slip only at step `at`; its answer is wrong, because no later step can undo the slip."""
-    return _respond(rng, problem, lambda number, *_: number == at)
+    return _respond(rng, problem, lambda number, value, operation: number == at)
 
 
-def _respond(rng: random.Random, problem: Problem, slips: Callable[..., bool]) -> str:
-    """A response with a slip at each step for which `slips(number of the step, value, operation)` is true."""
-    results, value = [], problem.start
+def _respond(
+    rng: random.Random, problem: Problem, slips_here: Callable[[int, int, tuple[str, int]], bool]
+) -> str:
+    """A response with a slip at each step for which `slips_here(number of the step, value, operation)` is true."""
+    results = []
+    value = problem.start
     for number, operation in enumerate(problem.operations):
-        value = (
-            slip(rng, value, operation)
-            if slips(number, value, operation)
-            else apply(value, operation)
-        )
+        if slips_here(number, value, operation):
+            value = slip(rng, value, operation)
+        else:
+            value = apply(value, operation)
         results.append(value)
     return write(problem, results)
 
@@ -114,29 +123,48 @@ def verify(prompt: str, response: str) -> Fault | None:
     A step is judged by what comes before it in the response: if it continues correctly from a wrong result, only the
     earlier slip is wrong. White space at the end is ignored. With a prompt of another task every line is wrong.
     """
-    problem, text, place = read_prompt(prompt), response.rstrip(), 0
-    due, value = (list(problem.operations), problem.start) if problem else ([], -1)
+    problem = read_prompt(prompt)
+    if problem is None:  # of another task: the answer is due at once, and is never right
+        operations = []
+        value = -1
+    else:
+        operations = list(problem.operations)
+        value = problem.start
+    text = response.rstrip()
     lines = text.split("\n") if text else []
+    place = 0  # the first character of the line
     for number, line in enumerate(lines):
-        reason, value = _check_line(line, number, due, value)
+        reason, value = _check_line(line, number, operations, value)
         if reason:
             return Fault(number, place, place + len(line), reason)
         place += len(line) + 1
-    return Fault(len(lines), len(text), len(text), "missing") if len(lines) <= len(due) else None
+    lines_due = len(operations) + 1  # the last one is the answer
+    if len(lines) < lines_due:
+        return Fault(len(lines), len(text), len(text), "missing")
+    return None
 
 
-def _check_line(line: str, number: int, due: list[tuple[str, int]], value: int) -> tuple[str, int]:
-    """Return what is wrong with a line, or nothing, and the result in it."""
-    if number > len(due):
+def _check_line(
+    line: str, number: int, operations: list[tuple[str, int]], value: int
+) -> tuple[str, int]:
+    """Return the `reason` of a `Fault` in a line, or "", and the value after the line.
+
+    `number` counts lines from 0; `value` is the one before this line. A right line gives the result of its step.
+    """
+    if number > len(operations):
         return "more", value
-    if number == len(due):
+    if number == len(operations):
         answer = _ANSWER.fullmatch(line)
-        return ("form" if answer is None else "answer" if int(answer[1]) != value else ""), value
+        if answer is None:
+            return "form", value
+        return ("" if int(answer[1]) == value else "answer"), value
     step = _LINE.fullmatch(line)
     if step is None:
         return "form", value
-    if step[1] != LETTERS[number] or (step[2], int(step[3])) != due[number]:
+    letter, sign, k, begin, result = step.groups()
+    if letter != LETTERS[number] or (sign, int(k)) != operations[number]:
         return "operation", value
-    if int(step[4]) != value:
+    if int(begin) != value:
         return "begin", value
-    return ("" if int(step[5]) == apply(value, due[number]) else "result"), int(step[5])
+    is_right = int(result) == apply(value, operations[number])
+    return ("" if is_right else "result"), int(result)

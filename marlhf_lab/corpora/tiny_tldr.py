@@ -41,7 +41,7 @@ class Post:
 
     @property
     def prompt(self) -> str:
-        return tldr_prompt(self.subreddit, " ".join(map(detokenize, self.trees)))
+        return tldr_prompt(self.subreddit, " ".join(detokenize(tree) for tree in self.trees))
 
 
 @dataclass(frozen=True)
@@ -54,18 +54,23 @@ class Quality:
 
     @classmethod
     def sample(cls, rng: random.Random) -> "Quality":
+        """The quality of one summary; three of five have no wrong fact."""
         return cls(
-            rng.uniform(0.3, 1.0), rng.choice((0.0, 0.0, 0.0, 0.1, 0.3)), rng.uniform(0.0, 1.0)
+            cover=rng.uniform(0.3, 1.0),
+            wrong=rng.choice((0.0, 0.0, 0.0, 0.1, 0.3)),
+            filler=rng.uniform(0.0, 1.0),
         )
 
 
 def _values(rng: random.Random, kind: str) -> tuple[str, ...]:
+    """Words for the open slots of a fact of this kind."""
     return tuple(rng.choice(LEXICON[slot]) for slot in slots(FACTS[kind]))
 
 
 def _group(rng: random.Random, facts: list) -> list[list]:
     """Split facts into sentences of one or two, in order."""
-    groups, rest = [], list(facts)
+    groups = []
+    rest = list(facts)
     while rest:
         size = min(len(rest), rng.choice((1, 2)))
         groups.append(rest[:size])
@@ -76,13 +81,21 @@ def _group(rng: random.Random, facts: list) -> list[list]:
 def _tell(
     rng: random.Random, who, facts, opener_rate: float, filler_rate: float, lead: bool
 ) -> list[nltk.Tree]:
-    """Sentences that state `facts` in order, with openers and fillers between them."""
-    fillers = iter(rng.sample(FILLERS, len(FILLERS)))
-    trees = [fill(next(fillers))] if lead and rng.random() < filler_rate else []
-    for i, group in enumerate(_group(rng, facts)):
-        opener = fill(rng.choice(OPENERS)) if rng.random() < opener_rate else None
-        phrases = [fill(FACTS[kind], values) for kind, values in group]
-        trees.append(sentence(subject(who, i == 0, opener is not None), phrases, opener))
+    """Sentences that state `facts` (kind, values) in order, with openers and fillers between them.
+
+    `who` is the person they are about. With `lead` a filler may also come first.
+    """
+    fillers = iter(rng.sample(FILLERS, len(FILLERS)))  # none comes twice
+    trees = []
+    if lead and rng.random() < filler_rate:
+        trees.append(fill(next(fillers)))
+    for number, group in enumerate(_group(rng, facts)):
+        opener = None
+        if rng.random() < opener_rate:
+            opener = fill(rng.choice(OPENERS))
+        noun_phrase = subject(who, introduce=number == 0, after_opener=opener is not None)
+        verb_phrases = [fill(FACTS[kind], values) for kind, values in group]
+        trees.append(sentence(noun_phrase, verb_phrases, opener))
         if rng.random() < filler_rate:
             trees.append(fill(next(fillers)))
     return trees
@@ -91,24 +104,28 @@ def _tell(
 def make_post(rng: random.Random) -> Post:
     """One random post: who, five facts of different kinds, openers and fillers."""
     who = (rng.choice(LEXICON["relation"]), rng.choice(LEXICON["name"]))
-    facts = tuple((kind, _values(rng, kind)) for kind in rng.sample(sorted(FACTS), FACTS_PER_POST))
+    kinds = rng.sample(sorted(FACTS), FACTS_PER_POST)
+    facts = tuple((kind, _values(rng, kind)) for kind in kinds)
     trees = _tell(rng, who, facts, opener_rate=0.4, filler_rate=0.5, lead=True)
-    return Post(rng.choice(SUBREDDITS), who, facts, tuple(trees))
+    return Post(subreddit=rng.choice(SUBREDDITS), who=who, facts=facts, trees=tuple(trees))
 
 
 def make_summary(rng: random.Random, post: Post, quality: Quality) -> list[nltk.Tree]:
     """A summary of the post as trees; a wrong fact keeps its kind and gets other values."""
-    kept = [f for f in post.facts if rng.random() < quality.cover] or [rng.choice(post.facts)]
-    facts = [
-        (kind, _values(rng, kind) if rng.random() < quality.wrong else values)
-        for kind, values in kept
-    ]
+    kept = [fact for fact in post.facts if rng.random() < quality.cover]
+    if not kept:  # a summary states one fact at least
+        kept = [rng.choice(post.facts)]
+    facts = []
+    for kind, values in kept:
+        if rng.random() < quality.wrong:
+            values = _values(rng, kind)
+        facts.append((kind, values))
     return _tell(rng, post.who, facts, opener_rate=0.0, filler_rate=quality.filler, lead=False)
 
 
 def summary_text(trees: list[nltk.Tree]) -> str:
     """A response as models read it: it starts with a space, as text after `TL;DR:` does."""
-    return " " + " ".join(map(detokenize, trees))
+    return " " + " ".join(detokenize(tree) for tree in trees)
 
 
 def make_pair(rng: random.Random) -> dict[str, str]:

@@ -15,7 +15,8 @@ from marlhf_lab.corpora.rater import rated_pair
 from marlhf_lite.tasks.templates import hh_prompt
 from marlhf_lite.tasks.tiny_webgpt.gold import PHRASE, STATEMENT, WRONG, label_sentences
 
-SOURCES, FACTS = 5, 2  # sources of a question, and facts of each
+SOURCES = 5  # of a question
+FACTS = 2  # of a source
 CHECKED = 0.3  # share of the statements that a rater compares with the sources
 RATER_SHARPNESS = 5.0  # one sentence of ten more or less is worth a factor of e^0.5 in the odds
 
@@ -23,7 +24,8 @@ _TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="
 OBJECTS: dict[str, tuple[str, ...]] = {
     verb: tuple(things.split()) for verb, things in _TABLE["objects"].items()
 }
-TOWNS, SURE = tuple(_TABLE["towns"].split()), tuple(_TABLE["sure"])
+TOWNS = tuple(_TABLE["towns"].split())
+SURE = tuple(_TABLE["sure"])  # phrases that state nothing
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,16 @@ class Question:
     @property
     def facts(self) -> list[tuple[str, str, int]]:
         """Verb, thing and source (from 1) of each fact, in order."""
-        return [(*fact, i) for i, source in enumerate(self.sources, 1) for fact in source.items()]
+        facts = []
+        for number, source in enumerate(self.sources, start=1):
+            facts += [(verb, thing, number) for verb, thing in source.items()]
+        return facts
 
     @property
     def prompt(self) -> str:
-        return hh_prompt(
-            f"What do people in {self.town} do? {' '.join(state(*fact) for fact in self.facts)}"
-        )
+        """The question, and after it all facts, as the first turn of a dialogue."""
+        facts = " ".join(state(*fact) for fact in self.facts)
+        return hh_prompt(f"What do people in {self.town} do? {facts}")
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,13 @@ class Quality:
 
     @classmethod
     def sample(cls, rng: random.Random) -> "Quality":
-        rates = (0.0, 0.2, 0.5), (0.0, 0.0, 0.1, 0.4), (0.0, 0.0, 0.2)
-        return cls(rng.uniform(0.3, 1.0), *map(rng.choice, rates))
+        """The quality of one answer; what is listed more than once is more likely."""
+        return cls(
+            cover=rng.uniform(0.3, 1.0),
+            wrong=rng.choice((0.0, 0.2, 0.5)),
+            sure=rng.choice((0.0, 0.0, 0.1, 0.4)),
+            repeat=rng.choice((0.0, 0.0, 0.2)),
+        )
 
 
 def state(verb: str, thing: str, source: int) -> str:
@@ -67,40 +77,45 @@ def state(verb: str, thing: str, source: int) -> str:
 
 def make_question(rng: random.Random, sources: int = SOURCES, facts: int = FACTS) -> Question:
     """One random question with `sources` sources of `facts` facts each; no verb comes twice."""
-    names = rng.sample(sorted(OBJECTS), sources * facts)
-    sheets = [
-        {name: rng.choice(OBJECTS[name]) for name in names[i::sources]} for i in range(sources)
-    ]
+    verbs = rng.sample(sorted(OBJECTS), sources * facts)
+    sheets = []
+    for number in range(sources):
+        of_source = verbs[number::sources]
+        sheets.append({verb: rng.choice(OBJECTS[verb]) for verb in of_source})
     return Question(rng.choice(TOWNS), tuple(sheets))
 
 
 def mistake(rng: random.Random, question: Question, fact: tuple[str, str, int]) -> str:
     """A statement that no source supports: another thing, another source, or an invented fact."""
     verb, thing, source = fact
-    invented = rng.choice(sorted(set(OBJECTS) - {name for name, _, _ in question.facts}))
-    return rng.choice(
-        (
-            state(verb, rng.choice([word for word in OBJECTS[verb] if word != thing]), source),
-            state(verb, thing, rng.choice([i for i in range(1, SOURCES + 1) if i != source])),
-            state(invented, rng.choice(OBJECTS[invented]), source),
-        )
+    verbs_of_question = {verb for verb, _, _ in question.facts}
+    invented = rng.choice(sorted(set(OBJECTS) - verbs_of_question))
+    other_things = [word for word in OBJECTS[verb] if word != thing]
+    other_sources = [number for number in range(1, SOURCES + 1) if number != source]
+    statements = (
+        state(verb, rng.choice(other_things), source),
+        state(verb, thing, rng.choice(other_sources)),
+        state(invented, rng.choice(OBJECTS[invented]), source),
     )
+    return rng.choice(statements)
 
 
 def make_answer(rng: random.Random, question: Question, quality: Quality) -> str:
     """An answer of this quality; it starts with a space, as text after `Assistant:` does."""
-    statements: list[str] = []
-    for fact in [fact for fact in question.facts if rng.random() < quality.cover] or [
-        rng.choice(question.facts)
-    ]:
-        statements.append(
-            mistake(rng, question, fact) if rng.random() < quality.wrong else state(*fact)
-        )
+    covered = [fact for fact in question.facts if rng.random() < quality.cover]
+    if not covered:  # an answer states one fact at least
+        covered = [rng.choice(question.facts)]
+    sentences: list[str] = []
+    for fact in covered:
+        if rng.random() < quality.wrong:
+            sentences.append(mistake(rng, question, fact))
+        else:
+            sentences.append(state(*fact))
         if rng.random() < quality.repeat:
-            statements.append(rng.choice(statements))
+            sentences.append(rng.choice(sentences))
         if rng.random() < quality.sure:
-            statements.append(rng.choice(SURE))
-    return " " + " ".join(statements)
+            sentences.append(rng.choice(SURE))
+    return " " + " ".join(sentences)
 
 
 def hurried_score(rng: random.Random, prompt: str, response: str) -> float:
@@ -110,8 +125,12 @@ def hurried_score(rng: random.Random, prompt: str, response: str) -> float:
     unsupported statements among the share that the rater checks count against the answer.
     """
     labels = label_sentences(prompt, response)
-    caught = sum(label == WRONG and rng.random() < CHECKED for label in labels)
-    return (len(labels) + labels.count(PHRASE) - 2 * caught) / (SOURCES * FACTS)
+    caught = 0
+    for label in labels:
+        if label == WRONG and rng.random() < CHECKED:
+            caught += 1
+    good = len(labels) + labels.count(PHRASE)
+    return (good - 2 * caught) / (SOURCES * FACTS)
 
 
 def make_pair(rng: random.Random) -> dict[str, str]:

@@ -51,9 +51,8 @@ class SplitProjections:
 
     evaluation: np.ndarray  # [E] numbers of the evaluated answers
     score: dict[str, np.ndarray]  # estimator -> [E]
-    placebo: dict[
-        str, np.ndarray
-    ]  # the same, where direction, critic and evaluation have permuted scores
+    # The same, where direction, critic and evaluation have permuted scores.
+    placebo: dict[str, np.ndarray]
 
 
 def difference_over_placebo(
@@ -66,27 +65,40 @@ def difference_over_placebo(
     and holds directions and critics fixed. The interval takes t with R − 1 degrees of freedom. In 300 simulated studies
     without any relation between text and score (144 answers, 8 splits, a ridge critic) 5.7 % of such intervals excluded
     0; a bootstrap over answers alone excluded 0 in 43 %.
+
+    Args:
+        splits: R of them, at least two.
+        ours, theirs: names of estimators.
+        answers: N, how many answers all parts of a split were taken from.
+        draws: of the bootstrap over answers.
     """
-    by_split = []
+    # 1. The difference in each split, and in each draw of answers the sum of these differences.
+    difference_of_split = []
     total_of_draws = np.zeros(draws)
-    weights = np.random.default_rng(0).multinomial(answers, np.full(answers, 1 / answers), draws)
+    times_drawn = np.random.default_rng(0).multinomial(
+        answers, np.full(answers, 1 / answers), draws
+    )
     for split in splits:
         difference = 0.0
         drawn = np.zeros(draws)
+        times_evaluated = times_drawn[:, split.evaluation]
         for sign, projections in ((1, split.score), (-1, split.placebo)):
-            one, other = projections[ours], projections[theirs]
+            one = projections[ours]
+            other = projections[theirs]
             difference += sign * (signal_to_noise(one) - signal_to_noise(other))
-            of_evaluated = weights[:, split.evaluation]
-            drawn += sign * (weighted_signals(one, of_evaluated))
-            drawn -= sign * (weighted_signals(other, of_evaluated))
-        by_split.append(difference)
+            drawn += sign * (weighted_signals(one, times_evaluated))
+            drawn -= sign * (weighted_signals(other, times_evaluated))
+        difference_of_split.append(difference)
         total_of_draws += drawn
-    count = len(by_split)
-    variance_of_splits = np.var(by_split, ddof=1) / count
+    # 2. The two parts of the variance.
+    count = len(difference_of_split)
+    variance_of_splits = np.var(difference_of_split, ddof=1) / count
+    # NaN where a draw has fewer than two of a split's answers
     variance_of_answers = np.nanvar(total_of_draws / count, ddof=1)
+    # 3. The interval.
     factor = stats.t.ppf((1 + LEVEL) / 2, count - 1)
     half_width = factor * np.sqrt(variance_of_splits + variance_of_answers)
-    mean = float(np.mean(by_split))
+    mean = float(np.mean(difference_of_split))
     return Interval(mean, float(mean - half_width), float(mean + half_width))
 
 
@@ -100,7 +112,7 @@ def weighted_signals(projections: np.ndarray, weights: np.ndarray) -> np.ndarray
 
 
 def verdict(interval: Interval, margin: float) -> str:
-    """What an interval says about a margin that was fixed beforehand."""
+    """Say where an interval lies: above or below a margin (> 0) that was fixed beforehand, inside it, or undecided."""
     if -margin < interval.low and interval.high < margin:
         return "inside the margin"
     if interval.low > margin:

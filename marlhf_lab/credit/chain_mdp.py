@@ -53,9 +53,14 @@ class Chain:
         """Draw episodes, with their true values and advantages."""
         actions = (torch.rand(episodes, self.T, generator=generator) < self.p).float()
         advantages = self.credit * (actions - self.p)
-        after = advantages.cumsum(1)
-        scores = after[:, -1] + self.noise * torch.randn(episodes, generator=generator)
-        return Episodes(actions, scores, after - advantages, advantages)
+        values_after = advantages.cumsum(1)  # V(s_{t+1}): each token adds its advantage
+        scores = values_after[:, -1] + self.noise * torch.randn(episodes, generator=generator)
+        return Episodes(
+            actions=actions,
+            scores=scores,
+            values=values_after - advantages,
+            advantages=advantages,
+        )
 
 
 @dataclass(frozen=True)

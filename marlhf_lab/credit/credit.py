@@ -4,7 +4,7 @@ Shapes: B responses, T response tokens, C cuts of a response, K continuations of
 a bootstrap over responses; NaN if noise hides the variance in the denominator: sample more continuations.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from marlhf_lite.training.rollout import Rollout
 RESAMPLES = 2000  # of bootstraps over responses
 # (tokens [B, L], attention mask [B, L]) -> values [B, L]
 Critic = Callable[[Tensor, Tensor], Tensor]
+# name -> what each prompt or response adds [P], or sums over all of them
+Sums = Mapping[str, np.ndarray]
 
 
 @torch.no_grad()
@@ -25,7 +27,7 @@ def token_values(critic: Critic, rollout: Rollout) -> Tensor:
     """The critic's V(s_t) before each response token: [B, T], 0 on padding."""
     values = []
     for rows in torch.arange(len(rollout)).split(64):
-        part = rollout.select(rows).trim()
+        part = rollout.select(rows).trim()  # to the longest of these responses
         at_states = part.before_tokens(critic(part.tokens, part.attention_mask))
         values.append(rollout.widen(at_states.masked_fill(~part.mask, 0.0)))
     return torch.cat(values)
@@ -43,15 +45,27 @@ def credit_seen(values: Tensor, scores: Tensor, n: int = RESAMPLES) -> Interval:
         scores: [B, C, K] scores of continuations, see `state_scores`.
         n: resamples.
     """
-    change, a, b = (x[:, 1:] - x[:, :1] for x in (_array(values), *halves(scores)))
+    first_half, second_half = halves(scores)
+    change = _since_first_cut(_array(values))
+    a = _since_first_cut(first_half)
+    b = _since_first_cut(second_half)
     truth = (a + b) / 2
-    columns = (np.ones_like(change), change, truth, a, b, change * truth, a * b)
+    sums = _sums_per_response(
+        count=np.ones_like(change),
+        change=change,
+        truth=truth,
+        a=a,
+        b=b,
+        change_truth=change * truth,
+        ab=a * b,
+    )
 
-    def share(sums: np.ndarray) -> np.ndarray:
-        n, x, y, a, b, xy, ab = np.moveaxis(sums, -1, 0)
-        return _ratio(_covariance(n, x, y, xy), _covariance(n, a, b, ab))
+    def share(total: Sums) -> np.ndarray:
+        count = total["count"]
+        seen = _covariance(count, total["change"], total["truth"], total["change_truth"])
+        return _ratio(seen, _covariance(count, total["a"], total["b"], total["ab"]))
 
-    return bootstrap(_per_row(columns), share, n)
+    return bootstrap(sums, share, n)
 
 
 def explained_by_quarter(
@@ -59,35 +73,77 @@ def explained_by_quarter(
 ) -> list[Interval]:
     """1 − Var(score − V_t) / Var(score) over the tokens of each quarter of the responses: four intervals.
 
-    values: [B, T]; scores: [B] of the same responses; mask: [B, T].
+    The interval of a quarter is NaN if its scores do not vary. Quarters are those of `critic_metrics.quarters`.
+
+    Args:
+        values: [B, T] the critic's V before each token.
+        scores: [B] of the same responses.
+        mask: [B, T] bool, True at the tokens of a response.
+        n: resamples.
     """
     score = _array(scores)[:, None] * np.ones(mask.shape)
-    error, place = score - _array(values), quarters(mask).cpu().numpy()
-    columns = np.stack([np.ones_like(error), error, error**2, score, score**2])
+    error = score - _array(values)
+    quarter_of_token = quarters(mask).cpu().numpy()  # [B, T] 0 to 3, −1 on padding
 
-    def explained(sums: np.ndarray) -> np.ndarray:
-        n, error, error2, score, score2 = np.moveaxis(sums, -1, 0)
-        variance = _covariance(n, score, score, score2)
-        # scores that differ only by rounding
-        variance = np.where(variance > 1e-12 * score2 / n, variance, 0.0)
-        return 1 - _ratio(_covariance(n, error, error, error2), variance)
+    def explained(total: Sums) -> np.ndarray:
+        count = total["count"]
+        variance = _covariance(count, total["score"], total["score"], total["squared_score"])
+        # Scores that differ only by rounding do not vary.
+        variance = np.where(variance > 1e-12 * total["squared_score"] / count, variance, 0.0)
+        unexplained = _covariance(count, total["error"], total["error"], total["squared_error"])
+        return 1 - _ratio(unexplained, variance)
 
-    return [bootstrap(_per_row(columns * (place == quarter)), explained, n) for quarter in range(4)]
+    columns = {
+        "count": np.ones_like(error),
+        "error": error,
+        "squared_error": error**2,
+        "score": score,
+        "squared_score": score**2,
+    }
+    intervals = []
+    for quarter in range(4):
+        inside = quarter_of_token == quarter
+        sums = _sums_per_response(**{name: column * inside for name, column in columns.items()})
+        intervals.append(bootstrap(sums, explained, n))
+    return intervals
 
 
 def explainable(scores: Tensor) -> list[Interval]:
     """Var(V*) / Var(score) at each cut: the explained variance of a critic that knows V*, the highest possible.
 
-    scores: [B, C, K]; C intervals. The rest of the scores' variance is decided after the cut.
+    The rest of the scores' variance is decided after the cut.
+
+    Args:
+        scores: [B, C, K] scores of continuations, see `state_scores`.
+
+    Returns:
+        C intervals, one for each cut.
     """
-    (a, b), y = halves(scores), _array(scores)
-    columns = np.stack([np.ones_like(a), a, b, a * b, y.mean(-1), (y**2).mean(-1)], axis=-1)
 
-    def share(sums: np.ndarray) -> np.ndarray:
-        n, a, b, ab, y, y2 = np.moveaxis(sums, -1, 0)
-        return _ratio(_covariance(n, a, b, ab), _covariance(n, y, y, y2))
+    def share(total: Sums) -> np.ndarray:
+        count = total["count"]
+        of_values = _covariance(count, total["a"], total["b"], total["ab"])
+        return _ratio(
+            of_values, _covariance(count, total["score"], total["score"], total["squared_score"])
+        )
 
-    return [bootstrap(columns[:, cut], share) for cut in range(a.shape[1])]
+    first_half, second_half = halves(scores)
+    every_score = _array(scores)
+    intervals = []
+    for cut in range(every_score.shape[1]):
+        a = first_half[:, cut]
+        b = second_half[:, cut]
+        score = every_score[:, cut]  # [B, K]
+        sums = {
+            "count": np.ones_like(a),
+            "a": a,
+            "b": b,
+            "ab": a * b,
+            "score": score.mean(-1),
+            "squared_score": (score**2).mean(-1),
+        }
+        intervals.append(bootstrap(sums, share))
+    return intervals
 
 
 def token_noise(values: Tensor, scores: Tensor, n: int = RESAMPLES) -> tuple[Interval, Interval]:
@@ -101,42 +157,65 @@ def token_noise(values: Tensor, scores: Tensor, n: int = RESAMPLES) -> tuple[Int
         scores: [B, 2·P, K] scores of continuations there.
         n: resamples.
     """
-    steps = (
-        np.diff(x.reshape(len(x), -1, 2), axis=2)[..., 0] for x in (_array(values), *halves(scores))
-    )
-    critic, a, b = steps
+    first_half, second_half = halves(scores)
+    step = _steps_in_pairs(_array(values))
+    squared_step_of_critic = step**2
+    # The product of two independent halves is free of the noise of the continuations; a square would not be.
+    squared_step_of_truth = _steps_in_pairs(first_half) * _steps_in_pairs(second_half)
 
-    def half_root(sums: np.ndarray) -> np.ndarray:
-        return np.sqrt(np.clip(sums[..., 1] / sums[..., 0] / 2, 0.0, None))
+    def root_of_half_the_mean(total: Sums) -> np.ndarray:
+        # Noise may bring the product of the halves below 0.
+        return np.sqrt(np.clip(total["square"] / total["count"] / 2, 0.0, None))
 
-    return tuple(
-        bootstrap(_per_row((np.ones_like(x), x)), half_root, n) for x in (critic**2, a * b)
-    )
+    def interval_of(square: np.ndarray) -> Interval:
+        sums = _sums_per_response(count=np.ones_like(square), square=square)
+        return bootstrap(sums, root_of_half_the_mean, n)
+
+    return interval_of(squared_step_of_critic), interval_of(squared_step_of_truth)
 
 
-def bootstrap(
-    sums: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], n: int = RESAMPLES
-) -> Interval:
-    """A statistic of summed columns, with the percentile interval of a bootstrap over rows.
+def bootstrap(sums: Sums, statistic: Callable[[Sums], np.ndarray], n: int = RESAMPLES) -> Interval:
+    """A statistic of sums over prompts or responses, with the percentile interval of a bootstrap over these.
 
-    sums: [P, M] what each of P prompts or responses adds to M columns; statistic: [..., M] -> [...].
+    Args:
+        sums: name to what each of P prompts or responses adds, [P].
+        statistic: takes these sums over all of them, by name, as single numbers or as [draws]; returns the same shape.
+        n: draws.
     """
-    weights = np.random.default_rng(0).multinomial(len(sums), np.full(len(sums), 1 / len(sums)), n)
-    return percentile_interval(statistic(sums.sum(0)), statistic(weights @ sums))
+    columns = np.stack(list(sums.values()), axis=-1)  # [P, names]
+    count = len(columns)
+    times_drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), n)
+
+    def of_totals(totals: np.ndarray) -> np.ndarray:
+        return statistic({name: totals[..., place] for place, name in enumerate(sums)})
+
+    return percentile_interval(of_totals(columns.sum(0)), of_totals(times_drawn @ columns))
 
 
-def _per_row(columns: Sequence[np.ndarray]) -> np.ndarray:
-    """[B, M] sums over the tokens of a response, from M columns [B, T]."""
-    return np.stack([column.sum(1) for column in columns], axis=-1)
+def _since_first_cut(at_cuts: np.ndarray) -> np.ndarray:
+    """[B, C − 1] how far the values [B, C] at later cuts are from that at the first cut."""
+    return at_cuts[:, 1:] - at_cuts[:, :1]
+
+
+def _steps_in_pairs(at_cuts: np.ndarray) -> np.ndarray:
+    """[B, P] the second minus the first value of each pair of neighbouring cuts [B, 2·P]."""
+    pairs = at_cuts.reshape(len(at_cuts), -1, 2)
+    return pairs[..., 1] - pairs[..., 0]
+
+
+def _sums_per_response(**columns: np.ndarray) -> dict[str, np.ndarray]:
+    """name -> [B] sums over the tokens or cuts of each response, from columns [B, T]."""
+    return {name: column.sum(1) for name, column in columns.items()}
 
 
 def _covariance(n: np.ndarray, x: np.ndarray, y: np.ndarray, xy: np.ndarray) -> np.ndarray:
-    """From sums over `n` items of x, y and x·y."""
+    """From sums over `n` items of x, y and x·y; NaN without items."""
     n = np.where(n > 0, n, np.nan)
     return xy / n - x * y / n**2
 
 
 def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """`part` over `whole`; NaN where `whole` is not above 0, because noise hides it or nothing varies."""
     return part / np.where(whole > 0, whole, np.nan)
 
 

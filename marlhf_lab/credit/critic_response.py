@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from marlhf_lab.credit.credit import RESAMPLES, bootstrap
+from marlhf_lab.credit.credit import RESAMPLES, Sums, bootstrap
 from marlhf_lite.evaluation.statistics import Interval
 from marlhf_lite.macro import MacroActions
 
@@ -24,24 +24,38 @@ def critic_response(
 ) -> list[Interval]:
     """h_k for k = 0 … lags − 1, each over the tokens that have k + 1 more after them in their turn.
 
-    values, slope: [B, T]; mask: [B, T]. Intervals are of a bootstrap over responses; NaN if no turn is that long.
+    Args:
+        values: [B, T] V before each token.
+        slope: [B, T] d_t of each token.
+        mask: [B, T] bool, True at the policy's tokens.
+        lags: K, how many h_k.
+        n: resamples.
+
+    Returns:
+        K intervals of a bootstrap over responses; NaN if no turn is that long.
     """
-    turns = MacroActions.from_starts(mask, mask).turns.ids
-    v, d, turns = (x.cpu().double().numpy() for x in (values, slope, turns))
+    turns = _array(MacroActions.from_starts(mask, mask).turns.ids)  # −1 outside of all turns
+    v = _array(values)
+    d = _array(slope)
     found = []
     for lag in range(1, lags + 1):
-        same = (turns[:, lag:] == turns[:, :-lag]) & (turns[:, lag:] >= 0)
-        change, before = v[:, lag:] - v[:, :-lag], d[:, : d.shape[1] - lag]
-        found.append(_slope(change * same, before * same, n))
+        in_one_turn = (turns[:, lag:] == turns[:, :-lag]) & (turns[:, lag:] >= 0)
+        change = v[:, lag:] - v[:, :-lag]
+        choice = d[:, : d.shape[1] - lag]
+        found.append(_slope(change * in_one_turn, choice * in_one_turn, n))
     return found
 
 
 def true_credit(
     values: Tensor, slope: Tensor, mask: Tensor, scores: Tensor, n: int = RESAMPLES
 ) -> Interval:
-    """The credit of a choice, in the unit of `critic_response`; scores: [B], of whole responses."""
-    m, v, d = (x.cpu().double().numpy() for x in (mask, values, slope))
-    return _slope((scores.cpu().double().numpy()[:, None] - v) * m, d * m, n)
+    """The credit that a choice has earned, in the unit of `critic_response`.
+
+    values, slope, mask: [B, T] as for `critic_response`; scores: [B], of whole responses.
+    """
+    valid = _array(mask)
+    earned = _array(scores)[:, None] - _array(values)
+    return _slope(earned * valid, _array(slope) * valid, n)
 
 
 def taken_away(response: Sequence[float], n: int) -> list[float]:
@@ -56,19 +70,35 @@ def variance_saved(
 
     advantages, fitted: [B, T] of the same returns Q̂ with both baselines, see `examples/objectives.py`; mask: [B, T].
     """
-    m, a, f = (x.cpu().double().numpy() for x in (mask, advantages, fitted))
-    sums = np.stack([(x * m).sum(1) for x in (np.ones_like(a), a, a**2, f, f**2)], axis=1)
+    valid = _array(mask)
+    of_critic = _array(advantages)
+    of_fitted = _array(fitted)
+    sums = {
+        "count": valid.sum(1),
+        "critic": (of_critic * valid).sum(1),
+        "critic_squared": (of_critic**2 * valid).sum(1),
+        "fitted": (of_fitted * valid).sum(1),
+        "fitted_squared": (of_fitted**2 * valid).sum(1),
+    }
 
-    def ratio(total: np.ndarray) -> np.ndarray:
-        count, a, a2, f, f2 = np.moveaxis(total, -1, 0)
-        return (a2 / count - (a / count) ** 2) / (f2 / count - (f / count) ** 2)
+    def ratio(total: Sums) -> np.ndarray:
+        def variance(name: str) -> np.ndarray:
+            mean = total[name] / total["count"]
+            return total[f"{name}_squared"] / total["count"] - mean**2
+
+        return variance("critic") / variance("fitted")
 
     return bootstrap(sums, ratio, n)
 
 
 def _slope(y: np.ndarray, d: np.ndarray, n: int) -> Interval:
-    """Σ y d / Σ d² over [B, T], with a bootstrap over rows."""
-    sums = np.stack([(y * d).sum(1), (d**2).sum(1)], axis=1)
-    return bootstrap(
-        sums, lambda total: total[..., 0] / np.where(total[..., 1] > 0, total[..., 1], np.nan), n
-    )
+    """Σ y d / Σ d² over [B, T], the slope of y on d, with a bootstrap over rows; NaN if all d are 0."""
+
+    def slope(total: Sums) -> np.ndarray:
+        return total["y·d"] / np.where(total["d²"] > 0, total["d²"], np.nan)
+
+    return bootstrap({"y·d": (y * d).sum(1), "d²": (d**2).sum(1)}, slope, n)
+
+
+def _array(x: Tensor) -> np.ndarray:
+    return x.cpu().double().numpy()

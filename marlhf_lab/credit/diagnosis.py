@@ -57,8 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run with the words of a command line; an error is one line on stderr, and status 2."""
     try:
         options = read_options(sys.argv[1:] if argv is None else argv)
-        folders = [resolve_adapter_dir(name, getattr(options, name)) for name in ("sft", "rm")]
-        run(options, *folders, Path(options.output_dir or "data/results/diagnosis"))
+        sft = resolve_adapter_dir("sft", options.sft)
+        rm = resolve_adapter_dir("rm", options.rm)
+        run(options, sft, rm, Path(options.output_dir or "data/results/diagnosis"))
     except InputError as error:
         print(f"diagnosis: {error}", file=sys.stderr)
         return 2
@@ -68,38 +69,49 @@ def main(argv: Sequence[str] | None = None) -> int:
 def read_options(argv: Sequence[str]) -> PPOCommand:
     """The options of the study `main`, and over them those of `argv`."""
     known = option_names(PPOCommand)
-    shared = [
-        f"--{name}={value}" for name, value in load_study("main").shared.items() if name in known
-    ]
-    return parse("diagnosis", [*shared, *argv], PPOCommand)
+    of_study = []
+    for name, value in load_study("main").shared.items():
+        if name in known:  # a study also has options of other stages
+            of_study.append(f"--{name}={value}")
+    return parse("diagnosis", [*of_study, *argv], PPOCommand)
 
 
 def run(options: PPOCommand, sft: Path, rm: Path, folder: Path, sizes: Sizes | None = None) -> dict:
-    """Train both runs and measure them at each moment up to the last update; the result is written after each."""
-    sizes, seed = sizes or Sizes(), options.seed
+    """Train both runs and measure them at each moment up to the last update; the result is written after each.
+
+    sft, rm: folders of adapters or models, which the runs start from. Returns the result, which is also in `folder`.
+    """
+    sizes = sizes or Sizes()
+    seed = options.seed
     context = open_context(options)
     result = {
         "method": "diagnosis",
         "seed": seed,
         "config": asdict(options),
         "environment": environment(),
+        "runs": RUNS,
+        "sizes": asdict(sizes),
+        "moments": [],
+        "curves": {},
     }
-    result |= {"runs": RUNS, "sizes": asdict(sizes), "moments": [], "curves": {}}
-    prompts = list(dict.fromkeys(context.task.splits["test"]["prompt"]))[: sizes.prompts]
+    different_prompts = list(dict.fromkeys(context.task.splits["test"]["prompt"]))
+    prompts = different_prompts[: sizes.prompts]
     for name, n in RUNS.items():
         trainer = _trainer(context, sft, rm, replace(options, termination="fixed", n=n), name)
         batches = prompt_batches(trainer.prompts, trainer.config, trainer.accelerator, seed)
-        for done in range(trainer.total_updates + 1):
-            if done in sizes.moments and (done or not result["moments"]):  # both runs begin alike
-                result["moments"].append(
-                    {"run": name, "update": done} | measure(trainer, prompts, sizes, seed)
-                )
-            if done < trainer.total_updates:
+        for updates_done in range(trainer.total_updates + 1):
+            is_moment = updates_done in sizes.moments
+            # Both runs begin alike, so their common start is measured in the first one alone.
+            is_measured = updates_done == 0 and len(result["moments"]) > 0
+            if is_moment and not is_measured:
+                moment = {"run": name, "update": updates_done}
+                result["moments"].append(moment | measure(trainer, prompts, sizes, seed))
+            if updates_done < trainer.total_updates:
                 trainer.update(next(batches))
             result["curves"][name] = [
                 {key: row[key] for key in CURVE if key in row} for row in trainer.history
             ]
-            if done in sizes.moments:
+            if is_moment:
                 write_result(folder / f"diagnosis-seed{seed}{RESULT}", rounded(result))
     return result
 
@@ -110,9 +122,13 @@ def open_context(options: PPOCommand) -> RunContext[PPOCommand]:
     task = load_task(options.dataset, size=options.size, bad_rows=options.bad_rows)
     base = load_base(options)
     function = text_reward(options.reward, task)
-    reward = FunctionReward(function, options.reward) if function else None
     return RunContext(
-        options, None, task, load_tokenizer(options.model), lambda: base, reward=reward
+        options=options,
+        run=None,
+        task=task,
+        tokenizer=load_tokenizer(options.model),
+        load=lambda: base,
+        reward=FunctionReward(function, options.reward) if function else None,
     )
 
 
@@ -126,7 +142,7 @@ def measure(trainer: PPOTrainer, prompts: Sequence[str], sizes: Sizes, seed: int
     single token; `explained` by quarter, and `explainable` at each cut (at `cuts`, shares of the response); `noise` of
     V and of V*; `ranking`; `gradients` by estimator.
     """
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):  # training goes on with its own random numbers
         torch.manual_seed(1_000_003 + seed)
         rollout = gradients.sample_replicates(trainer, prompts, sizes.replicates)
         measured = {
@@ -140,38 +156,51 @@ def measure(trainer: PPOTrainer, prompts: Sequence[str], sizes: Sizes, seed: int
 
 def measure_critic(trainer: PPOTrainer, rollout: Rollout, count: int, sizes: Sizes) -> dict:
     """The part of `measure` that asks the critic; the first `count` responses with two tokens or more are cut."""
-    models, values = trainer.models, credit.token_values(trainer.models.critic, rollout)
+    # 1. The critic's values of all responses, and scores of continuations at the cuts of some.
+    models = trainer.models
+    values = credit.token_values(models.critic, rollout)
     rows = (rollout.lengths[:count] > 1).nonzero().flatten().cpu()
-    chosen, cuts = rollout.select(rows), monte_carlo.even_cuts(rollout.lengths[rows], sizes.places)
-    sampled = {
-        "reward": trainer.reward,
-        "sampling": trainer.sampling,
-        "continuations": sizes.continuations,
-    }
+    chosen = rollout.select(rows)
+    cuts = monte_carlo.even_cuts(rollout.lengths[rows], sizes.places)  # [rows, 1 + 2·places]
     scores = monte_carlo.state_scores(
-        models.policy, trainer.tokenizer, chosen, cuts, **sampled, progress="cuts"
+        models.policy,
+        trainer.tokenizer,
+        chosen,
+        cuts,
+        reward=trainer.reward,
+        sampling=trainer.sampling,
+        continuations=sizes.continuations,
+        progress="cuts",
     )
-    at = values[rows].gather(1, cuts)
-    noise = credit.token_noise(at[:, 1:], scores[:, 1:])
+    values_at_cuts = values[rows].gather(1, cuts)
+    # 2. Neighbouring cuts (t, t + 1), every pair as a row of its own: what happened is one token's credit.
+    values_in_pairs = values_at_cuts[:, 1:].unflatten(1, (-1, 2)).flatten(0, 1)
+    scores_in_pairs = scores[:, 1:].unflatten(1, (-1, 2)).flatten(0, 1)
+    # 3. One place of each of a few responses, the places in turn, at which next tokens are ranked.
     places = cuts[:, 1::2]
-    places = places.gather(
-        1, torch.arange(len(rows), device=cuts.device)[:, None] % places.shape[1]
-    )
+    place_of_response = torch.arange(len(rows), device=cuts.device)[:, None] % places.shape[1]
+    places = places.gather(1, place_of_response)
     few = torch.arange(min(sizes.ranked, len(rows)))
-    inputs = (models.policy, models.critic, trainer.tokenizer, chosen.select(few), places[few])
+    noise_of_critic, noise_of_truth = credit.token_noise(values_at_cuts[:, 1:], scores[:, 1:])
     return {
         "cuts": (cuts / chosen.lengths[:, None]).cpu().double().mean(0).tolist(),
-        "credit_seen": credit.credit_seen(at, scores),
-        # neighbouring cuts as rows of two
-        "token_credit_seen": credit.credit_seen(
-            *(x[:, 1:].unflatten(1, (-1, 2)).flatten(0, 1) for x in (at, scores))
-        ),
+        "credit_seen": credit.credit_seen(values_at_cuts, scores),
+        "token_credit_seen": credit.credit_seen(values_in_pairs, scores_in_pairs),
         "explained": credit.explained_by_quarter(values, rollout.scores, rollout.mask),
         "explainable": credit.explainable(scores),
-        "noise": dict(zip(("critic", "truth"), noise, strict=True)),
+        "noise": {"critic": noise_of_critic, "truth": noise_of_truth},
         "ranking": vars(
             rank_next_tokens(
-                *inputs, **sampled, alternatives=sizes.alternatives, progress="next tokens"
+                models.policy,
+                models.critic,
+                trainer.tokenizer,
+                chosen.select(few),
+                places[few],
+                reward=trainer.reward,
+                sampling=trainer.sampling,
+                alternatives=sizes.alternatives,
+                continuations=sizes.continuations,
+                progress="next tokens",
             )
         ),
     }
@@ -183,26 +212,29 @@ def measure_gradients(trainer: PPOTrainer, rollout: Rollout, replicates: int, pr
         name: gradients.preset_estimator(name, trainer.config, trainer.seed) for name in LADDER
     }
     estimates = gradients.policy_gradients(trainer, rollout, replicates, estimators)
-    share, reference = trainer.config.batch_size / prompts, estimates[gradients.REFERENCE]
+    reference = estimates[gradients.REFERENCE]
+    batch_share = trainer.config.batch_size / prompts  # a replicate answers each prompt once
     return {
-        name: vars(gradients.compare_gradients(x, reference, share))
-        for name, x in estimates.items()
+        name: vars(gradients.compare_gradients(estimate, reference, batch_share))
+        for name, estimate in estimates.items()
     }
 
 
-def _trainer(context, sft: Path, rm: Path, options: PPOCommand, name: str) -> PPOTrainer:
+def _trainer(
+    context: RunContext[PPOCommand], sft: Path, rm: Path, options: PPOCommand, name: str
+) -> PPOTrainer:
+    """A trainer with fresh models, as a run of these options has it."""
     set_seed(options.seed)
     models = build_models(
         context.base, sft, rm, options.critic_init, critic_head_init=options.critic_head_init
     )
-    reward, prompts = make_reward(context, rm, models.reward), context.task.splits["ppo"]["prompt"]
     return PPOTrainer(
         models,
         context.tokenizer,
-        prompts,
-        reward,
-        make_rule(options, options.seed),
-        options,
+        prompts=context.task.splits["ppo"]["prompt"],
+        reward=make_reward(context, rm, models.reward),
+        termination=make_rule(options, options.seed),
+        config=options,
         gold=context.task.gold,
         name=name,
     )

@@ -25,20 +25,26 @@ RESAMPLES = 10_000
 def token_advantages(
     rollout: Rollout, values: Tensor, n: int, lam: float, sigma: str = "equal", objective: str = ""
 ) -> Tensor:
-    """[B, T] advantages that PPO over macro actions of n tokens gives each token, for these values [B, T].
+    """[B, T] advantages that PPO over macro actions of n tokens gives each token, for these values; 0 on padding.
 
-    `sigma` weighs the values inside a macro action: `equal` is their mean, `start` the first of them. `objective` is
-    the option of that name. The policy is still the reference, so there is no KL, and the scores are the only rewards.
+    The policy is taken to be the reference, so there is no KL, and the scores are the only rewards.
+
+    Args:
+        rollout: B responses with their scores.
+        values: [B, T] V before each token.
+        n: tokens of a macro action.
+        lam: GAE's λ.
+        sigma: how the values inside a macro action are weighed: `equal` is their mean, `start` the first of them.
+        objective: the option `--objective`, such as `sae`; empty for PPO and MA-PPO.
     """
-    options, zeros = (
-        PPOTrainerConfig(n=str(n), sigma=sigma, lam=lam),
-        torch.zeros(rollout.mask.shape),
-    )
-    made = build_objective(objective, options)
-    from_reference = Rollout(**vars(rollout) | {"ref_logprobs": zeros})
-    batch = made.batch(from_reference, make_rule(options)(rollout.mask))
-    old = made.advantages(batch, ModelOutputs(zeros, zeros, values.masked_fill(~rollout.mask, 0.0)))
-    return batch.steps.broadcast(old.advantages).masked_fill(~rollout.mask, 0.0)
+    options = PPOTrainerConfig(n=str(n), sigma=sigma, lam=lam)
+    made_objective = build_objective(objective, options)
+    no_kl = torch.zeros(rollout.mask.shape)  # equal log-probabilities of policy and reference
+    from_reference = Rollout(**vars(rollout) | {"ref_logprobs": no_kl})
+    batch = made_objective.batch(from_reference, make_rule(options)(rollout.mask))
+    outputs = ModelOutputs(no_kl, no_kl, values.masked_fill(~rollout.mask, 0.0))
+    of_steps = made_objective.advantages(batch, outputs).advantages  # of macro actions
+    return batch.steps.broadcast(of_steps).masked_fill(~rollout.mask, 0.0)
 
 
 @torch.no_grad()
@@ -47,20 +53,24 @@ def slopes(
 ) -> Tensor:
     """[B, T] slopes of log-probabilities along a direction [W] of the parameters, by a central difference.
 
-    `logprobs` computes them with the parameters as they are; these are moved by ± `step` times the direction and put
-    back.
+    `logprobs` computes them [B, T] with the parameters as they are; these are moved by ± `step` times the direction and
+    put back, also if `logprobs` fails. W is the number of all parameters together.
     """
-    parts = direction.split([p.numel() for p in parameters])
-    values, kept = [], [p.detach().clone() for p in parameters]
+    parts = direction.split([parameter.numel() for parameter in parameters])
+    starts = [parameter.detach().clone() for parameter in parameters]
+
+    def logprobs_moved_by(distance: float) -> Tensor:
+        for parameter, start, part in zip(parameters, starts, parts, strict=True):
+            parameter.copy_(start + distance * part.view_as(parameter))
+        return logprobs().double()
+
     try:
-        for sign in (1.0, -1.0):
-            for p, start, part in zip(parameters, kept, parts, strict=True):
-                p.copy_(start + sign * step * part.view_as(p))
-            values.append(logprobs().double())
+        ahead = logprobs_moved_by(step)
+        behind = logprobs_moved_by(-step)
     finally:
-        for p, start in zip(parameters, kept, strict=True):
-            p.copy_(start)
-    return (values[0] - values[1]) / (2 * step)
+        for parameter, start in zip(parameters, starts, strict=True):
+            parameter.copy_(start)
+    return (ahead - behind) / (2 * step)
 
 
 def projection(advantages: Tensor, slope: Tensor, mask: Tensor) -> float:
@@ -74,26 +84,39 @@ def signal_to_noise(projections: Sequence[float]) -> float:
 
 
 def drawn_signals(*projections: Sequence[float], resamples: int = RESAMPLES) -> np.ndarray:
-    """Bootstrap `signal_to_noise` of estimators [N]: [estimators, resamples]; all get the same rows in a draw."""
-    every, rng, drawn = np.array(projections), np.random.default_rng(0), []
+    """Draw batches (or answers) with replacement, and return each draw's `signal_to_noise` of every estimator.
+
+    projections: [N] of each estimator, on the same batches; all estimators get the same batches in a draw.
+    Returns [estimators, resamples].
+    """
+    of_all = np.array(projections)  # [estimators, N]
+    count = of_all.shape[1]
+    generator = np.random.default_rng(0)
+    drawn = []
     for _ in range(resamples):
-        some = every[:, rng.integers(every.shape[1], size=every.shape[1])]
+        some = of_all[:, generator.integers(count, size=count)]
         drawn.append(some.mean(1) / some.std(1, ddof=1))
     return np.transpose(drawn)
 
 
 def ratio_of_signals(
-    projections: Mapping[str, Sequence[float]], ours: str, theirs: str, **options: int
+    projections: Mapping[str, Sequence[float]], ours: str, theirs: str, resamples: int = RESAMPLES
 ) -> Interval:
-    """Signal-to-noise of one estimator over another's on the same batches, with a bootstrap over batches."""
-    pair = projections[ours], projections[theirs]
-    one, other = drawn_signals(*pair, **options)
-    return percentile_interval(signal_to_noise(pair[0]) / signal_to_noise(pair[1]), one / other)
+    """Signal-to-noise of one estimator over another's on the same batches, with a bootstrap over batches.
+
+    projections: name of an estimator -> [N], a number for each batch; ours, theirs: two of these names.
+    """
+    one, other = drawn_signals(projections[ours], projections[theirs], resamples=resamples)
+    ratio = signal_to_noise(projections[ours]) / signal_to_noise(projections[theirs])
+    return percentile_interval(ratio, one / other)
 
 
 def difference_of_signals(
-    ours: Sequence[float], theirs: Sequence[float], **options: int
+    ours: Sequence[float], theirs: Sequence[float], resamples: int = RESAMPLES
 ) -> Interval:
-    """Signal-to-noise of one estimator minus another's on the same answers, with a bootstrap over answers."""
-    one, other = drawn_signals(ours, theirs, **options)
+    """Signal-to-noise of one estimator minus another's on the same answers, with a bootstrap over answers.
+
+    ours, theirs: [N] projections of the answers' gradients.
+    """
+    one, other = drawn_signals(ours, theirs, resamples=resamples)
     return percentile_interval(signal_to_noise(ours) - signal_to_noise(theirs), one - other)

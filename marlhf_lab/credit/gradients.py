@@ -66,34 +66,43 @@ class Estimator:
 def preset_estimator(name: str, config: PPOTrainerConfig, seed: int = 0) -> Estimator:
     """The estimator of the preset `estimators/<name>`, which changes `config`; its macro actions begin as by default.
 
-    Raises `InputError` for an unknown name.
+    `seed` is that of a rule that draws. Raises `InputError` for an unknown name.
     """
     source = f"estimator {name}"
-    values = read_yaml(preset_file(f"estimators/{name}", source), source)
-    values |= {"n": str(values["n"])} if "n" in values else {}  # YAML reads a number
-    values = {
-        f.name: values[f.name]
-        for kind in (PPOConfig, MacroConfig)
-        for f in fields(kind)
-        if f.name in values
-    }
-    # they go together
-    values["objective"] = ",".join(filter(None, [config.objective, values.get("objective")]))
-    config = replace(config, **vars(MacroConfig()) | values)
+    preset = read_yaml(preset_file(f"estimators/{name}", source), source)
+    if "n" in preset:
+        preset["n"] = str(
+            preset["n"]
+        )  # the option is a text, as "inf" is one, and YAML reads a number
+    # A preset may also hold options of commands, which an estimator has no use for.
+    names = {option.name for kind in (PPOConfig, MacroConfig) for option in fields(kind)}
+    changes = {key: value for key, value in preset.items() if key in names}
+    # Both objectives hold together: a name for each, separated by commas.
+    objectives = [config.objective, changes.get("objective")]
+    changes["objective"] = ",".join(objective for objective in objectives if objective)
+    config = replace(config, **vars(MacroConfig()) | changes)
     return Estimator(config, make_rule(config, seed))
 
 
 def sample_replicates(trainer: PPOTrainer, prompts: Sequence[str], replicates: int) -> Rollout:
     """Scored responses of the trainer's policy: row k·P + p is answer k to prompt p; K is at least 4, better 16."""
-    policy, tokenizer = trainer.models.policy, trainer.tokenizer
+    policy = trainer.models.policy
+    tokenizer = trainer.tokenizer
+    prompts_at_a_time = max(256 // replicates, 1)
+    parts = []
     policy.eval()
     with merged_adapter(policy.model), nonfinite_probabilities_refused():
-        size = max(256 // replicates, 1)
-        groups = [list(prompts[i : i + size]) for i in range(0, len(prompts), size)]
-        arguments = ((group, [[]] * len(group), replicates, trainer.sampling) for group in groups)
-        parts = [continue_responses(policy.model, tokenizer, *each) for each in arguments]
+        for start in range(0, len(prompts), prompts_at_a_time):
+            some = list(prompts[start : start + prompts_at_a_time])
+            nothing_said = [[]] * len(some)
+            parts.append(
+                continue_responses(
+                    policy.model, tokenizer, some, nothing_said, replicates, trainer.sampling
+                )
+            )
     policy.train()
     rollout = concatenate(parts, tokenizer.pad_token_id)
+    # Answers to a prompt stand next to each other there; we want replicates next to each other.
     by_replicate = torch.arange(len(rollout)).reshape(len(prompts), replicates).T.flatten()
     return trainer.score(rollout.select(by_replicate))
 
@@ -103,43 +112,64 @@ def policy_gradients(
     rollout: Rollout,
     replicates: int,
     estimators: Mapping[str, Estimator],
-    progress="gradients",
+    progress: str = "gradients",
 ) -> dict[str, Tensor]:
     """The gradient of the policy loss on each replicate, [K, W] in float32 on the CPU, by estimator and for RLOO.
 
-    `rollout` is that of `sample_replicates`. Losses, values and advantages are the trainer's own; all replicates share
-    one normalizer, so that their mean is the gradient of all of them.
+    Losses, values and advantages are the trainer's own; all replicates share one normalizer, so that their mean is the
+    gradient of all of them.
+
+    Args:
+        trainer: its policy, critic and options; nothing is trained.
+        rollout: that of `sample_replicates`.
+        replicates: K, answers to each prompt.
+        estimators: name to estimator; `REFERENCE` is none of the names.
+        progress: name of the progress bar; empty for none.
     """
+    # RLOO pays whole responses, so the reference takes a response as one action, and is given its advantages below.
     reference = Estimator(replace(trainer.config, **vars(MacroConfig())), Whole())
     everyone = {**estimators, REFERENCE: reference}
-    counts = {
-        name: one.objective.counts(one.batch(trainer, rollout)) / replicates
-        for name, one in everyone.items()
-    }
-    advantages = leave_one_out(total_returns(trainer, rollout).reshape(replicates, -1)).flatten()
+    returns = total_returns(trainer, rollout).reshape(replicates, -1)
+    rloo_advantages = leave_one_out(returns).flatten()
+    normalizers = {}
+    for name, estimator in everyone.items():
+        counts = estimator.objective.counts(estimator.batch(trainer, rollout))
+        normalizers[name] = counts / replicates
     gradients: dict[str, list[Tensor]] = {name: [] for name in everyone}
-    rows = torch.arange(len(rollout)).reshape(replicates, -1)
-    for replicate in tqdm(rows, desc=progress, disable=not progress):
+    rows_of_replicates = torch.arange(len(rollout)).reshape(replicates, -1)
+    for rows in tqdm(rows_of_replicates, desc=progress, disable=not progress):
         sums = dict.fromkeys(gradients, 0.0)
-        for part in replicate.split(trainer.state.micro_batch.now):
+        for part in rows.split(trainer.state.micro_batch.now):
             responses = rollout.select(part)
             outputs = trainer.compute_outputs(responses)
-            for name, one in everyone.items():
-                weights = advantages[part] if one is reference else None
-                sums[name] += _gradient(trainer, one, responses, outputs, weights, counts[name])
+            for name, estimator in everyone.items():
+                advantages = rloo_advantages[part] if estimator is reference else None
+                sums[name] += _gradient(
+                    trainer, estimator, responses, outputs, advantages, normalizers[name]
+                )
         for name, gradient in sums.items():
             gradients[name].append(gradient)
     return {name: torch.stack(parts) for name, parts in gradients.items()}
 
 
 def _gradient(
-    trainer, estimator, rollout, outputs: ModelOutputs, advantages: Tensor | None, normalizers
+    trainer: PPOTrainer,
+    estimator: Estimator,
+    responses: Rollout,
+    outputs: ModelOutputs,
+    advantages: Tensor | None,
+    normalizers,
 ) -> Tensor:
-    """[W] of one micro-batch; `advantages` [B] of whole responses replace the estimator's own."""
-    batch = estimator.batch(trainer, rollout)
+    """[W] the gradient of the policy loss on a micro-batch of responses, in float32 on the CPU.
+
+    `advantages` [B], of whole responses, replace the estimator's own; None keeps these. The graph of `outputs` is kept
+    for the next estimator.
+    """
+    batch = estimator.batch(trainer, responses)
     old = estimator.objective.advantages(batch, outputs)
     if advantages is not None:
-        old = replace(old, advantages=advantages[:, None].to(old.advantages) * batch.steps.mask)
+        on_steps = advantages[:, None].to(old.advantages) * batch.steps.mask
+        old = replace(old, advantages=on_steps)
     loss, _ = estimator.objective.losses(batch, outputs, old, normalizers)
     parts = torch.autograd.grad(loss, trainer.parameters["policy"], retain_graph=True)
     return torch.cat([part.flatten() for part in parts]).float().cpu()
@@ -148,18 +178,16 @@ def _gradient(
 @torch.no_grad()
 def total_returns(trainer: PPOTrainer, rollout: Rollout) -> Tensor:
     """[B] what a response earns in all: its score minus β times its KL."""
-    # over turns, if turns are paid
+    estimator_of_kl = trainer.objective.variant.kl_estimator
+    # A response has one score, or one for each turn if turns are paid: then their sum counts.
     scores = scores_for_training(rollout, trainer.config).reshape(len(rollout), -1).sum(1)
-    kl = []
-    for part in torch.arange(len(rollout)).split(trainer.state.micro_batch.now):
-        batch = rollout.select(part)
-        logprobs = trainer.compute_outputs(batch).logprobs
-        kl.append(
-            kl_per_token(
-                logprobs, batch.ref_logprobs, batch.mask, trainer.objective.variant.kl_estimator
-            ).sum(1)
-        )
-    return scores - trainer.config.kl_coef * torch.cat(kl).to(scores)
+    kl_of_parts = []
+    for rows in torch.arange(len(rollout)).split(trainer.state.micro_batch.now):
+        part = rollout.select(rows)
+        logprobs = trainer.compute_outputs(part).logprobs
+        kl = kl_per_token(logprobs, part.ref_logprobs, part.mask, estimator_of_kl)
+        kl_of_parts.append(kl.sum(1))
+    return scores - trainer.config.kl_coef * torch.cat(kl_of_parts).to(scores)
 
 
 def leave_one_out(returns: Tensor) -> Tensor:
@@ -175,14 +203,13 @@ def leave_one_out(returns: Tensor) -> Tensor:
 class GradientComparison:
     """An estimator's gradient against the reference's."""
 
-    # length of the expected gradient along the reference's, as a share of it: the signal that is
-    # left
+    # Length of the expected gradient along the reference's, as a share of it: the signal that is left.
     kept: Interval
-    # cosine of the two expected gradients: 1 if the estimator is not biased in direction
+    # Cosine of the two expected gradients: 1 if the estimator is not biased in direction.
     direction: Interval
-    # expected cosine, to first order, of the gradient of one batch: bias and noise together
+    # Expected cosine, to first order, of the gradient of one batch: bias and noise together.
     batch: Interval
-    # variance of the gradient of one batch, as a multiple of its squared expected length
+    # Variance of the gradient of one batch, as a multiple of its squared expected length.
     noise: Interval
 
 
@@ -199,45 +226,58 @@ def compare_gradients(
         Intervals of a bootstrap over replicates, for these prompts only. NaN if noise hides the signal: sample more
         replicates.
     """
-    within, cross, other = (
-        _products(*pair) for pair in ((gradients,) * 2, (gradients, reference), (reference,) * 2)
+    products = GradientProducts(
+        within=_inner_products(gradients, gradients),
+        cross=_inner_products(gradients, reference),
+        reference=_inner_products(reference, reference),
     )
     count = len(gradients)
-    weights = (
-        np.random.default_rng(0)
-        .multinomial(count, np.full(count, 1 / count), RESAMPLES)
-        .astype(float)
-    )
-    point = _cosines(np.ones((1, count)), within, cross, other, batch_share)
-    draws = _cosines(weights, within, cross, other, batch_share)
+    times_drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), RESAMPLES)
+    found = _comparison_of_draws(np.ones((1, count)), products, batch_share)
+    draws = _comparison_of_draws(times_drawn.astype(float), products, batch_share)
     return GradientComparison(
-        *(percentile_interval(x[0], d) for x, d in zip(point, draws, strict=True))
+        **{name: percentile_interval(found[name][0], draws[name]) for name in found}
     )
 
 
-def _products(a: Tensor, b: Tensor) -> np.ndarray:
-    """[K, K] inner products in float64, a piece of the parameters at a time."""
+@dataclass(frozen=True)
+class GradientProducts:
+    """[K, K] inner products of replicates' gradients: row i and column j belong to replicates i and j."""
+
+    within: np.ndarray  # of the estimator's with each other
+    cross: np.ndarray  # of the estimator's with the reference's
+    reference: np.ndarray  # of the reference's with each other
+
+
+def _inner_products(a: Tensor, b: Tensor) -> np.ndarray:
+    """[K, K] inner products of the rows of a and b [K, W] in float64, a piece of the parameters at a time."""
     pieces = zip(a.split(2**16, dim=1), b.split(2**16, dim=1), strict=True)
     return sum((x.double() @ y.double().T).numpy() for x, y in pieces)
 
 
-def _cosines(
-    weights: np.ndarray, within, cross, other, batch_share: float
-) -> tuple[np.ndarray, ...]:
-    """Share kept, direction, batch cosine and noise [n] when replicates count as often as `weights` [n, K] say."""
-    length, along, reference = (_between(weights, x) for x in (within, cross, other))
-    variance = ((weights @ np.diag(within)) / weights.sum(1) - length) / batch_share
+def _comparison_of_draws(
+    weights: np.ndarray, products: GradientProducts, batch_share: float
+) -> dict[str, np.ndarray]:
+    """The four numbers of `GradientComparison`, each [n], if replicates count as often as `weights` [n, K] say."""
+    squared_length = _mean_of_different(weights, products.within)
+    along = _mean_of_different(weights, products.cross)
+    squared_reference = _mean_of_different(weights, products.reference)
+    mean_square = (weights @ np.diag(products.within)) / weights.sum(1)
+    variance = (mean_square - squared_length) / batch_share
     # If noise hides a length, its estimate may be below 0: then there is nothing to compare.
-    length, reference = (np.where(x > 0, x, np.nan) for x in (length, reference))
-    direction, batch = (
-        along / np.sqrt(length * reference),
-        along / np.sqrt((length + variance) * reference),
-    )
-    return along / reference, direction, batch, variance / length
+    squared_length = np.where(squared_length > 0, squared_length, np.nan)
+    squared_reference = np.where(squared_reference > 0, squared_reference, np.nan)
+    return {
+        "kept": along / squared_reference,
+        "direction": along / np.sqrt(squared_length * squared_reference),
+        "batch": along / np.sqrt((squared_length + variance) * squared_reference),
+        "noise": variance / squared_length,
+    }
 
 
-def _between(weights: np.ndarray, products: np.ndarray) -> np.ndarray:
-    """[n] the weighted mean of products of different replicates."""
-    total = np.einsum("ni,ij,nj->n", weights, products, weights) - weights**2 @ np.diag(products)
+def _mean_of_different(weights: np.ndarray, products: np.ndarray) -> np.ndarray:
+    """[n] the weighted mean of products [K, K] of *different* replicates, which is free of their noise."""
+    all_pairs = np.einsum("ni,ij,nj->n", weights, products, weights)
+    total = all_pairs - weights**2 @ np.diag(products)
     pairs = weights.sum(1) ** 2 - (weights**2).sum(1)
     return total / np.where(pairs > 0, pairs, np.nan)  # a draw may consist of one replicate

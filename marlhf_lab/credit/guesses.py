@@ -9,7 +9,7 @@ critic says V(s) up to and with this token, and Q(s, g) after it. There is no KL
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import sqrt
 
 import numpy as np
@@ -24,16 +24,20 @@ START: State = (1, HIGHEST, 0)
 def outcomes(state: State, guess: int) -> Iterator[tuple[float, float, State | None]]:
     """What a guess may lead to: probability, reward, and the next state, None if the game ends."""
     low, high, turns = state
-    count, last = high - low + 1, turns + 1 == MAX_TURNS
-    yield 1 / count, score(turns + 1), None
-    for first, final in ((low, guess - 1), (guess + 1, high)):
-        if first <= final:
-            yield (final - first + 1) / count, 0.0, None if last else (first, final, turns + 1)
+    count = high - low + 1
+    is_last_turn = turns + 1 == MAX_TURNS
+    yield 1 / count, score(turns + 1), None  # the guess is right
+    # The number is below the guess, or above it.
+    for first, last in ((low, guess - 1), (guess + 1, high)):
+        if first <= last:
+            next_state = None if is_last_turn else (first, last, turns + 1)
+            yield (last - first + 1) / count, 0.0, next_state
 
 
 def guesses(state: State) -> range:
     """The numbers that are left."""
-    return range(state[0], state[1] + 1)
+    lowest, highest, _ = state
+    return range(lowest, highest + 1)
 
 
 @lru_cache(None)
@@ -44,26 +48,36 @@ def value(state: State, best: bool = False) -> float:
 
 
 def value_of_guess(state: State, guess: int, best: bool = False) -> float:
-    """Q(s, g): the expected score after this guess."""
-    return sum(
-        p * (reward + (value(to, best) if to else 0.0)) for p, reward, to in outcomes(state, guess)
-    )
+    """Q(s, g): the expected score after this guess; the guesses that follow are random, or with `best` the best."""
+    expected = 0.0
+    for probability, reward, next_state in outcomes(state, guess):
+        later = value(next_state, best) if next_state else 0.0
+        expected += probability * (reward + later)
+    return expected
 
 
 def visits(start: State = START) -> dict[State, float]:
-    """How often random games reach each state in which the policy guesses."""
+    """How often random games reach each state in which the policy guesses: state -> probability."""
     shares = {start: 1.0}
     for turns in range(start[2], MAX_TURNS):
-        for state in [state for state in shares if state[2] == turns]:
-            for p, _, to in (way for guess in guesses(state) for way in outcomes(state, guess)):
-                if to:
-                    shares[to] = shares.get(to, 0.0) + shares[state] * p / len(guesses(state))
+        states_of_turn = [state for state in shares if state[2] == turns]
+        for state in states_of_turn:
+            count = len(guesses(state))  # the policy guesses each of them equally often
+            for guess in guesses(state):
+                for probability, _, next_state in outcomes(state, guess):
+                    if next_state:
+                        reached = shares[state] * probability / count
+                        shares[next_state] = shares.get(next_state, 0.0) + reached
     return shares
 
 
 @dataclass(frozen=True)
 class Estimator:
-    """GAE over the macro actions of a turn, which have these lengths in tokens; `sigma` is equal or start."""
+    """GAE over the macro actions of a turn, which have these lengths in tokens; `sigma` is equal or start.
+
+    The advantage of a macro action is known + fade · (R + V(ω') + λ Â'). R is the turn's reward; V(ω') and Â' are value
+    and advantage of the next turn's first macro action, both 0 if the game ends. `known` is what the turn itself says.
+    """
 
     lengths: tuple[int, ...]
     lam: float = 0.95
@@ -72,50 +86,64 @@ class Estimator:
 
     def of_guess(self, state: State, guess: int) -> tuple[float, float]:
         """Mean and variance of the advantage that this guess gets."""
-        action = next(i for i in range(len(self.lengths)) if sum(self.lengths[: i + 1]) > GUESS)
-        mean, square = self._moments(
-            state, guess, *self._advantage(self._values(state, guess), action)
+        known, fade = self._known_and_fade(
+            self._values_of_actions(state, guess), self._action_with_the_guess()
         )
-        return mean, max(square - mean**2, 0.0)
+        mean, mean_square = self._moments(state, guess, known, fade)
+        return mean, max(mean_square - mean**2, 0.0)  # rounding may bring it below 0
 
-    def _values(self, state: State, guess: int) -> list[float]:
-        """V(ω) of each macro action of a turn."""
-        before, after = self.seen * value(state), self.seen * value_of_guess(state, guess)
-        tokens = [before] * (GUESS + 1) + [after] * (TOKENS - GUESS - 1)
-        parts = [tokens[sum(self.lengths[:i]) :][:n] for i, n in enumerate(self.lengths)]
-        return [part[0] if self.sigma == "start" else sum(part) / len(part) for part in parts]
+    def _action_with_the_guess(self) -> int:
+        """Which macro action of a turn, from 0, has the token `GUESS`."""
+        ends = accumulate(self.lengths)
+        return next(action for action, end in enumerate(ends) if end > GUESS)
 
-    def _advantage(self, values: list[float], step: int) -> tuple[float, float]:
-        """Â of a macro action as (a, b) in a + b (R + V(ω') + λ Â'): reward of the turn, and V and Â of the next one.
+    def _values_of_actions(self, state: State, guess: int) -> list[float]:
+        """V(ω) of each macro action of a turn with this guess, as the critic predicts it."""
+        before = self.seen * value(state)
+        after = self.seen * value_of_guess(state, guess)
+        of_tokens = [before] * (GUESS + 1) + [after] * (TOKENS - GUESS - 1)
+        values = []
+        start = 0
+        for length in self.lengths:
+            inside = of_tokens[start : start + length]
+            values.append(inside[0] if self.sigma == "start" else sum(inside) / len(inside))
+            start += length
+        return values
 
-        Inside a turn δ is the difference of two values.
+    def _known_and_fade(self, values: list[float], action: int) -> tuple[float, float]:
+        """`known` and `fade` of macro action number `action` in a turn whose actions have these values.
+
+        Inside a turn there is no reward, so δ is the difference of two values.
         """
-        fade = self.lam ** (len(values) - 1 - step)
-        inner = [self.lam**i * (b - a) for i, (a, b) in enumerate(pairwise(values[step:]))]
-        return sum(inner) - fade * values[-1], fade
+        fade = self.lam ** (len(values) - 1 - action)
+        known = 0.0
+        for later, (here, there) in enumerate(pairwise(values[action:])):
+            known += self.lam**later * (there - here)
+        return known - fade * values[-1], fade
 
     def _moments(self, state: State, guess: int, known: float, fade: float) -> tuple[float, float]:
-        """Mean and mean square of a + b (R + V(ω') + λ Â') over what the guess may lead to."""
-        mean = square = 0.0
-        for p, reward, to in outcomes(state, guess):
-            first, second = self._next(to) if to else (0.0, 0.0)
+        """Mean and mean square of known + fade · (R + V(ω') + λ Â') over what the guess may lead to."""
+        mean = 0.0
+        mean_square = 0.0
+        for probability, reward, next_state in outcomes(state, guess):
+            first, second = self._moments_of_turn(next_state) if next_state else (0.0, 0.0)
             fixed = known + fade * reward
-            mean += p * (fixed + fade * first)
-            square += p * (fixed**2 + 2 * fixed * fade * first + fade**2 * second)
-        return mean, square
+            mean += probability * (fixed + fade * first)
+            mean_square += probability * (fixed**2 + 2 * fixed * fade * first + fade**2 * second)
+        return mean, mean_square
 
     @lru_cache(None)  # noqa: B019 - estimators are few and small
-    def _next(self, state: State) -> tuple[float, float]:
+    def _moments_of_turn(self, state: State) -> tuple[float, float]:
         """Mean and mean square of V(ω) + λ Â of the first macro action of a turn, over random guesses."""
         moments = []
         for guess in guesses(state):
-            values = self._values(state, guess)
-            known, fade = self._advantage(values, 0)
+            values = self._values_of_actions(state, guess)
+            known, fade = self._known_and_fade(values, 0)
             moments.append(
                 self._moments(state, guess, values[0] + self.lam * known, self.lam * fade)
             )
-        mean, square = np.mean(moments, axis=0)
-        return mean, square
+        mean, mean_square = np.mean(moments, axis=0)
+        return mean, mean_square
 
 
 @dataclass(frozen=True)
@@ -132,23 +160,28 @@ class Credit:
 
 
 def credit(estimator: Estimator, start: State = START) -> Credit:
-    """Compare an estimator with the true advantages Q(s, g) - V(s)."""
+    """Compare an estimator with the true advantages Q(s, g) - V(s), over all guesses of games from `start`."""
+    # 1. A row for each guess in each state: how often random games make it, its true advantage, and the estimate's
+    # mean and variance. The means are compared inside a state, so the mean of its guesses is taken away.
     rows = []
     for state, share in visits(start).items():
         estimates = np.array([estimator.of_guess(state, guess) for guess in guesses(state)])
-        true = [value_of_guess(state, guess) - value(state) for guess in guesses(state)]
-        rows += zip(
-            [share / len(true)] * len(true),
-            true,
-            *(estimates - [estimates[:, 0].mean(), 0]).T,
-            strict=True,
-        )
+        of_state = estimates[:, 0].mean()
+        for guess, (mean, variance) in zip(guesses(state), estimates, strict=True):
+            truth = value_of_guess(state, guess) - value(state)
+            rows.append((share / len(estimates), truth, mean - of_state, variance))
     weight, truth, mean, variance = np.array(rows).T
-    across, size = float(weight @ (truth * mean)), float(weight @ truth**2)
-    kept = across / size
-    bias, noise = weight @ (mean / kept - truth) ** 2, weight @ variance
+    # 2. Moments over all guesses.
+    product = float(weight @ (truth * mean))
+    square_of_truth = float(weight @ truth**2)
+    square_of_mean = weight @ mean**2
+    kept = product / square_of_truth
+    square_of_bias = weight @ (mean / kept - truth) ** 2
     return Credit(
-        kept, across / sqrt(size * (weight @ mean**2)), sqrt(bias / size), sqrt(noise / size) / kept
+        kept=kept,
+        cosine=product / sqrt(square_of_truth * square_of_mean),
+        bias=sqrt(square_of_bias / square_of_truth),
+        noise=sqrt((weight @ variance) / square_of_truth) / kept,
     )
 
 
@@ -162,6 +195,8 @@ def turn_end_bias(
     With b one of two numbers `behind`, the first with probability p, the gradient with respect to the logit of p is
     p (1 - p) (Q - V) times the difference of the two shares: after a good guess shorter turns are taught, after a bad
     one longer ones. With the value of the first token alone (`sigma` start) both shares are 1.
+
+    advantage: Q - V of the guess.
     """
-    first, second = (before / (before + b) for b in behind)
-    return p * (1 - p) * advantage * (first - second)
+    first_share, second_share = (before / (before + b) for b in behind)
+    return p * (1 - p) * advantage * (first_share - second_share)

@@ -48,8 +48,10 @@ def even_cuts(lengths: Tensor, places: int = 3) -> Tensor:
 
 def prefixes_at(rollout: Rollout, cuts: Tensor) -> list[list[int]]:
     """The first t response tokens of each response, for each of its cuts t [B, C]: B·C lists, response by response."""
-    ids = rollout.response_ids.tolist()
-    return [row[:cut] for row, places in zip(ids, cuts.tolist(), strict=True) for cut in places]
+    prefixes = []
+    for ids, cuts_of_response in zip(rollout.response_ids.tolist(), cuts.tolist(), strict=True):
+        prefixes += [ids[:cut] for cut in cuts_of_response]
+    return prefixes
 
 
 def monte_carlo_scores(
@@ -82,20 +84,30 @@ def monte_carlo_scores(
             f"states: a prefix is as long as a response may be, {sampling.max_new_tokens} tokens"
         )
     # States with equally many tokens left share a batch, so that it does not wait for its longest row.
-    order = sorted(range(len(prefixes)), key=lambda i: len(prefixes[i]))
-    size = max(batch_size // continuations, 1)
-    batches = [order[i : i + size] for i in range(0, len(order), size)]
-    scores, training = [], policy.training
+    by_length = sorted(range(len(prefixes)), key=lambda i: len(prefixes[i]))
+    states_at_a_time = max(batch_size // continuations, 1)
+    batches = [
+        by_length[start : start + states_at_a_time]
+        for start in range(0, len(by_length), states_at_a_time)
+    ]
+    scores = []
+    was_training = policy.training
     policy.eval()
     with merged_adapter(policy.model), nonfinite_probabilities_refused():
-        for rows in tqdm(batches, desc=progress, disable=not progress):
-            texts = [prompts[i] for i in rows], [prefixes[i] for i in rows]
-            rollout = continue_responses(policy.model, tokenizer, *texts, continuations, sampling)
-            scores.append(
-                score_responses(reward, rollout).cpu().double().reshape(len(rows), continuations)
+        for states in tqdm(batches, desc=progress, disable=not progress):
+            rollout = continue_responses(
+                policy.model,
+                tokenizer,
+                [prompts[i] for i in states],
+                [prefixes[i] for i in states],
+                continuations,
+                sampling,
             )
-    policy.train(training)
-    return torch.cat(scores)[torch.tensor(order).argsort()]
+            scores_of_batch = score_responses(reward, rollout).cpu().double()
+            scores.append(scores_of_batch.reshape(len(states), continuations))
+    policy.train(was_training)
+    in_the_order_given = torch.tensor(by_length).argsort()
+    return torch.cat(scores)[in_the_order_given]
 
 
 def state_scores(
@@ -107,33 +119,50 @@ def state_scores(
     sampling: Sampling,
     **more,
 ) -> Tensor:
-    """Scores [B, C, K] of continuations of each response from each of its cuts; see `monte_carlo_scores`."""
-    prompts = [prompt for prompt in rollout.prompts for _ in range(cuts.shape[1])]
+    """Scores [B, C, K] of continuations of each response from each of its cuts [B, C].
+
+    `more` and the other arguments are those of `monte_carlo_scores`.
+    """
+    cuts_of_response = cuts.shape[1]
+    prompts = repeated(rollout.prompts, cuts_of_response)
     prefixes = prefixes_at(rollout, cuts)
-    return monte_carlo_scores(
-        policy, tokenizer, prompts, prefixes, reward, sampling, **more
-    ).reshape(*cuts.shape, -1)
+    scores = monte_carlo_scores(policy, tokenizer, prompts, prefixes, reward, sampling, **more)
+    return scores.reshape(*cuts.shape, -1)
+
+
+def repeated(items: Sequence[str], times: int) -> list[str]:
+    """Each item as often as `times` says, copies next to each other."""
+    copies = []
+    for item in items:
+        copies += [item] * times
+    return copies
 
 
 def halves(scores: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Two independent estimates of V* [...] from scores [..., K]."""
+    """Two independent estimates of V* [...] from scores [..., K]: means of the first and of the second K/2."""
     first, second = (half.cpu().double().mean(-1).numpy() for half in scores.chunk(2, dim=-1))
     return first, second
 
 
 class EndsForbidden(LogitsProcessor):
-    """Forbids the tokens `ends` in each row until it has `least` [B] new tokens."""
+    """Forbids the tokens `ends` in each row until it has `least` [B] new tokens.
+
+    One object serves one call of `generate`: the width of its first input is that of the prompts.
+    """
 
     def __init__(self, least: Tensor, ends: Sequence[int]):
-        self.least, self.ends, self.prompt_width = least, list(ends), None
+        self.least = least
+        self.ends = list(ends)
+        self.prompt_width: int | None = None
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         if self.prompt_width is None:
             self.prompt_width = input_ids.shape[1]
-        short = (self.least > input_ids.shape[1] - self.prompt_width).to(scores.device)
-        ends = torch.zeros(scores.shape[1], dtype=torch.bool, device=scores.device)
-        ends[self.ends] = True
-        return scores.masked_fill(short[:, None] & ends, -torch.inf)
+        new_tokens = input_ids.shape[1] - self.prompt_width
+        too_short = (self.least > new_tokens).to(scores.device)
+        is_end = torch.zeros(scores.shape[1], dtype=torch.bool, device=scores.device)
+        is_end[self.ends] = True
+        return scores.masked_fill(too_short[:, None] & is_end, -torch.inf)
 
 
 @torch.no_grad()
@@ -148,43 +177,64 @@ def continue_responses(
     """Sample `count` responses that begin with each prefix: N·count rows, those of a state next to each other.
 
     Each state is read once. Every few tokens the responses that have ended leave the batch.
+
+    Args:
+        model: the policy's language model.
+        prompts, prefixes: [N] texts, and token ids of the responses so far, each shorter than a response may be.
+        sampling: its limits count tokens of the whole response, with the prefix.
     """
+    # 1. Every state is read once, all but its last token, and copied `count` times.
     ends = end_of_text(model, tokenizer)
-    known = [
-        [*ids, *prefix]
-        for ids, prefix in zip(encode_prompts(tokenizer, prompts), prefixes, strict=True)
+    device = next(model.parameters()).device
+    states = [
+        [*prompt_ids, *prefix]
+        for prompt_ids, prefix in zip(encode_prompts(tokenizer, prompts), prefixes, strict=True)
     ]
-    ids, attention_mask = (
-        x.to(next(model.parameters()).device) for x in pad(known, tokenizer.pad_token_id, left=True)
-    )
-    lengths = torch.tensor([len(prefix) for prefix in prefixes]).repeat_interleave(count)
-    left, least = sampling.max_new_tokens - lengths, sampling.min_new_tokens - lengths
-    copies = [row for row in range(len(ids)) for _ in range(count)]
-    past = read_all_but_last(model, ids, attention_mask, copies)
-    ids, attention_mask = ids[copies], attention_mask[copies]
-    width, rows = ids.shape[1], torch.arange(len(ids))
-    new: list[list[int]] = [[] for _ in rows]
+    ids, attention_mask = pad(states, tokenizer.pad_token_id, left=True)
+    ids = ids.to(device)
+    attention_mask = attention_mask.to(device)
+    state_of_row = torch.arange(len(states)).repeat_interleave(count).tolist()
+    # None if a state is a single token: then there is nothing to read ahead.
+    past = read_all_but_last(model, ids, attention_mask, state_of_row)
+    ids = ids[state_of_row]
+    attention_mask = attention_mask[state_of_row]
+    width_of_states = ids.shape[1]
+    # 2. How many tokens each row may have, and must have at least, after its prefix.
+    prefix_lengths = torch.tensor([len(prefix) for prefix in prefixes]).repeat_interleave(count)
+    most = sampling.max_new_tokens - prefix_lengths
+    least = sampling.min_new_tokens - prefix_lengths
+    # 3. A few tokens at a time, for the rows that have not ended.
+    rows = torch.arange(len(ids))
+    new_tokens: list[list[int]] = [[] for _ in rows]
     while len(rows):
-        there = ids.shape[1] - width  # new tokens of every row that continues
-        step, short = min(TOKENS_AT_A_TIME, int(left[rows].max()) - there), least[rows] - there
-        forbid = (EndsForbidden(short, ends),) if short.max() > 0 else ()
-        warping = (sampling.temperature, sampling.top_k, sampling.top_p)
-        step_sampling = SeededSampling(step, *warping, past=past, processors=forbid)
-        tokens, mask, ended = sample(model, tokenizer, ids, attention_mask, step_sampling)
-        for row, ids_of_row, valid in zip(
-            rows.tolist(), tokens[:, ids.shape[1] :], mask, strict=True
-        ):
-            new[row] += ids_of_row[valid].tolist()
-        goes_on = ~ended.cpu() & (torch.tensor([len(new[row]) for row in rows]) < left[rows])
-        ids, attention_mask = (
-            tokens[goes_on],
-            torch.nn.functional.pad(attention_mask, (0, step), value=1)[goes_on],
+        sampled = ids.shape[1] - width_of_states  # so far, in every row that continues
+        step = min(TOKENS_AT_A_TIME, int(most[rows].max()) - sampled)
+        still_forbidden = least[rows] - sampled
+        processors = ()
+        if still_forbidden.max() > 0:
+            processors = (EndsForbidden(still_forbidden, ends),)
+        step_sampling = SeededSampling(
+            step,
+            sampling.temperature,
+            sampling.top_k,
+            sampling.top_p,
+            past=past,
+            processors=processors,
         )
+        tokens, valid, ended = sample(model, tokenizer, ids, attention_mask, step_sampling)
+        added = tokens[:, ids.shape[1] :]
+        for row, added_to_row, valid_in_row in zip(rows.tolist(), added, valid, strict=True):
+            new_tokens[row] += added_to_row[valid_in_row].tolist()
+        length = torch.tensor([len(new_tokens[row]) for row in rows])
+        goes_on = ~ended.cpu() & (length < most[rows])
+        ids = tokens[goes_on]
+        attention_mask = torch.nn.functional.pad(attention_mask, (0, step), value=1)[goes_on]
         rows = rows[goes_on]
         if len(rows) and past is not None:
             past.batch_select_indices(goes_on.nonzero().flatten().to(ids.device))
-    # A row may have fewer tokens left than its batch: cut at its own limit, it is as if it was sampled up to there.
-    whole = [[*prefixes[i // count], *row[: left[i]]] for i, row in enumerate(new)]
-    return from_tokens(tokenizer, [p for p in prompts for _ in range(count)], whole, ends).to(
-        tokens.device
-    )
+    # 4. A row may have fewer tokens left than its batch: cut at its own limit, it is as if it was sampled up to there.
+    responses = []
+    for row, state in enumerate(state_of_row):
+        responses.append([*prefixes[state], *new_tokens[row][: most[row]]])
+    whole = from_tokens(tokenizer, repeated(prompts, count), responses, ends)
+    return whole.to(tokens.device)

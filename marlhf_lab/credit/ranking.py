@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers.generation import logits_process as logits
 
 from marlhf_lab.credit.credit import Critic
-from marlhf_lab.credit.monte_carlo import Reward, halves, monte_carlo_scores, prefixes_at
+from marlhf_lab.credit.monte_carlo import Reward, halves, monte_carlo_scores, prefixes_at, repeated
 from marlhf_lite.evaluation.statistics import Interval, wilson
 from marlhf_lite.models.actor_critic import PolicyModel, position_ids
 from marlhf_lite.tasks.tokenization import encode_prompts, pad
@@ -50,59 +50,77 @@ def rank_next_tokens(
     Raises:
         InputError: more alternatives than the policy can choose among.
     """
-    prompts = [prompt for prompt in rollout.prompts for _ in range(cuts.shape[1])]
+    # 1. Draw tokens [B·C, k] at the states.
+    prompts_of_states = repeated(rollout.prompts, cuts.shape[1])
     prefixes = prefixes_at(rollout, cuts)
-    tokens = next_tokens(policy, tokenizer, prompts, prefixes, sampling, alternatives)
-    prompts = [prompt for prompt in prompts for _ in range(alternatives)]
-    longer = [
-        [*prefix, t] for prefix, row in zip(prefixes, tokens.tolist(), strict=True) for t in row
-    ]
+    tokens = next_tokens(policy, tokenizer, prompts_of_states, prefixes, sampling, alternatives)
+    # 2. The states after each of these tokens, those of a state next to each other.
+    prompts = repeated(prompts_of_states, alternatives)
+    longer = []
+    for prefix, tokens_of_state in zip(prefixes, tokens.tolist(), strict=True):
+        longer += [[*prefix, token] for token in tokens_of_state]
+    # 3. Continue them, and ask the critic.
     scores = monte_carlo_scores(
         policy, tokenizer, prompts, longer, reward, sampling, continuations, **options
     )
     states = from_tokens(tokenizer, prompts, longer, []).to(next(policy.parameters()).device)
-    return compare_rankings(
-        _last_values(critic, states).reshape(tokens.shape), scores.reshape(*tokens.shape, -1)
-    )
+    values = _last_values(critic, states)
+    return compare_rankings(values.reshape(tokens.shape), scores.reshape(*tokens.shape, -1))
 
 
 def compare_rankings(values: Tensor, scores: Tensor) -> Ranking:
     """From the critic's values [N, k] and scores [N, k, K] of continuations after each of k tokens."""
-    a, b = halves(scores)
-    hits = (_same_best(a, x) for x in (np.asarray(values.cpu()), b))
-    by_critic, by_half = (wilson(float(right.sum()), len(right)) for right in hits)
-    centred_a, centred_b = (x - x.mean(1, keepdims=True) for x in (a, b))
-    variance = (centred_a * centred_b).sum() / (len(a) * (a.shape[1] - 1))
-    return Ranking(a.shape[1], by_critic, by_half, float(np.sqrt(max(variance, 0.0))))
+    a, b = halves(scores)  # [N, k] each
+    states, alternatives = a.shape
+    hits_of_critic = _chance_of_same_best(a, np.asarray(values.cpu()))
+    hits_of_half = _chance_of_same_best(a, b)
+    # Two independent halves: the mean of their product is the variance of V*, without its noise.
+    product = (a - a.mean(1, keepdims=True)) * (b - b.mean(1, keepdims=True))
+    variance = product.sum() / (states * (alternatives - 1))
+    return Ranking(
+        alternatives=alternatives,
+        critic=wilson(float(hits_of_critic.sum()), states),
+        halves=wilson(float(hits_of_half.sum()), states),
+        spread=float(np.sqrt(max(variance, 0.0))),
+    )
 
 
-def _same_best(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _chance_of_same_best(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """[N] probability that a and b [N, k] have the same best token; ties are broken at random."""
-    best_a, best_b = (x == x.max(1, keepdims=True) for x in (a, b))
-    return (best_a & best_b).sum(1) / (best_a.sum(1) * best_b.sum(1))
+    is_best_in_a = a == a.max(1, keepdims=True)
+    is_best_in_b = b == b.max(1, keepdims=True)
+    return (is_best_in_a & is_best_in_b).sum(1) / (is_best_in_a.sum(1) * is_best_in_b.sum(1))
 
 
 @torch.no_grad()
 def next_tokens(
     policy: PolicyModel, tokenizer, prompts, prefixes, sampling: Sampling, count: int
 ) -> Tensor:
-    """[N, count] different next tokens of each state, drawn from the policy without replacement; no end tokens."""
+    """[N, count] different next tokens of each state, drawn from the policy without replacement; no end tokens.
+
+    prompts, prefixes: [N] texts, and token ids of the responses so far. Raises `InputError` if top-k and top-p leave
+    fewer than `count` tokens in a state.
+    """
+    device = next(policy.parameters()).device
     drawn = []
     for rows in torch.arange(len(prefixes)).split(64):
-        texts = encode_prompts(tokenizer, [prompts[i] for i in rows])
-        ids = [[*text, *prefixes[i]] for text, i in zip(texts, rows.tolist(), strict=True)]
-        tokens, mask = (
-            x.to(next(policy.parameters()).device)
-            for x in pad(ids, tokenizer.pad_token_id, left=True)
+        prompt_ids = encode_prompts(tokenizer, [prompts[row] for row in rows])
+        states = []
+        for row, ids in zip(rows.tolist(), prompt_ids, strict=True):
+            states.append([*ids, *prefixes[row]])
+        tokens, mask = pad(states, tokenizer.pad_token_id, left=True)
+        mask = mask.to(device)
+        output = policy.model(
+            input_ids=tokens.to(device),
+            attention_mask=mask,
+            position_ids=position_ids(mask),
+            logits_to_keep=1,
         )
-        places = position_ids(mask)
-        scores = policy.model(
-            input_ids=tokens, attention_mask=mask, position_ids=places, logits_to_keep=1
-        ).logits
-        scores = scores[:, -1].float()
+        scores = output.logits[:, -1].float()
         scores[:, end_of_text(policy.model, tokenizer)] = -torch.inf
         probabilities = _shaped(scores, sampling).softmax(-1)
-        if int((probabilities > 0).sum(1).min()) < count:
+        fewest = int((probabilities > 0).sum(1).min())
+        if fewest < count:
             raise InputError(
                 f"alternatives {count}: --top_k and --top_p leave fewer tokens: raise them, or give fewer"
             )
@@ -111,17 +129,20 @@ def next_tokens(
 
 
 def _shaped(scores: Tensor, sampling: Sampling) -> Tensor:
-    """Logits [N, V] as `generate` shapes them: temperature, top-k, top-p."""
+    """Logits [N, V] as `generate` shapes them: by temperature, top-k (0: none) and top-p (1: none)."""
     scores = scores / sampling.temperature
     if sampling.top_k:
         scores = logits.TopKLogitsWarper(min(sampling.top_k, scores.shape[1]))(None, scores)
-    return logits.TopPLogitsWarper(sampling.top_p)(None, scores) if sampling.top_p < 1 else scores
+    if sampling.top_p < 1:
+        scores = logits.TopPLogitsWarper(sampling.top_p)(None, scores)
+    return scores
 
 
 @torch.no_grad()
 def _last_values(critic: Critic, rollout: Rollout) -> Tensor:
     """[N] the critic's value after the last token of each row."""
-    parts = (rollout.select(rows).trim() for rows in torch.arange(len(rollout)).split(256))
-    return torch.cat(
-        [part.at_last_token(critic(part.tokens, part.attention_mask)) for part in parts]
-    )
+    values = []
+    for rows in torch.arange(len(rollout)).split(256):
+        part = rollout.select(rows).trim()
+        values.append(part.at_last_token(critic(part.tokens, part.attention_mask)))
+    return torch.cat(values)

@@ -29,8 +29,14 @@ def signal_kept(
         sigma: weights of a macro action's value: "equal" (MA-PPO), or "start", the value at its first token. The latter
             holds for segment-level advantage estimation too (λ = 1 inside a segment, arXiv 2601.07320).
     """
-    averaged, steps = _place(index, length, n)
-    return seen * (averaged if sigma == "equal" else 1.0) + (1 - seen) * lam**steps
+    share_of_mean, actions_after = _place(index, length, n)
+    if sigma == "equal":
+        kept_of_predicted = share_of_mean
+    else:
+        kept_of_predicted = (
+            1.0  # the value at the first token was there before the token was chosen
+        )
+    return seen * kept_of_predicted + (1 - seen) * lam**actions_after
 
 
 def break_even(index: int, length: int, n: float, lam: float) -> float:
@@ -38,24 +44,35 @@ def break_even(index: int, length: int, n: float, lam: float) -> float:
 
     1 if they keep no less for any s.
     """
-    averaged, steps = _place(index, length, n)
-    gain = lam**steps - lam ** (length - 1 - index)  # with a critic that predicts nothing
-    loss = 1 - averaged  # with a critic that predicts everything
+    share_of_mean, actions_after = _place(index, length, n)
+    tokens_after = length - 1 - index
+    gain = lam**actions_after - lam**tokens_after  # with a critic that predicts nothing
+    loss = 1 - share_of_mean  # with a critic that predicts everything
     return gain / (gain + loss) if loss > 0 else 1.0
 
 
 def _place(index: int, length: int, n: float) -> tuple[float, int]:
-    """Return (i + 1)/n in the token's own macro action, and how many macro actions follow."""
+    """Return (i + 1)/n of a token, i its position in its own macro action of n tokens, and how many actions follow.
+
+    The last macro action of a response may have fewer tokens than the others.
+    """
     n = min(n, length)
+    action = int(index // n)
     first = int(index // n * n)
     size = min(n, length - first)
-    return (index - first + 1) / size, math.ceil(length / n) - 1 - int(index // n)
+    actions = math.ceil(length / n)
+    return (index - first + 1) / size, actions - 1 - action
 
 
 def decisive_token(part: str) -> tuple[int, int] | None:
     """Return the position of the decisive word in a response, from 0, and the response's tokens, EOS included.
 
-    None if the position is random. Raises `InputError` for an unknown part.
+    `part` names a part of `tiny-umbrella`, such as `L32-first`: a story of 32 tokens, before it the sentence with the
+    decisive word. This sentence and EOS add five tokens. None if the position is random. Raises `InputError` for an
+    unknown part.
     """
     length, place, _ = parse_part(part)
-    return None if place == "random" else ({"first": 0, "last": length}[place], length + 5)
+    if place == "random":
+        return None
+    position = 0 if place == "first" else length
+    return position, length + 5

@@ -61,20 +61,20 @@ def agree(one: Mapping[str, str | None], other: Mapping[str, str | None]) -> Agr
     `one` and `other` map pair ids to verdicts; a tie agrees only with a tie. Pairs that only one of them judged are
     left out. Raises `InputError` without a common pair.
     """
-    names, (verdicts, judged) = list(WORTH), _both_judged([(one, other)])
-    counts = (
-        pd.crosstab(judged["one"], judged["other"])
-        .reindex(index=names, columns=names, fill_value=0)
-        .to_numpy()
+    verdicts = list(WORTH)  # first, second, tie
+    every_pair, judged = _both_judged([(one, other)])
+    # [3, 3]: one's verdict by the other's
+    table = pd.crosstab(judged["one"], judged["other"])
+    counts = table.reindex(index=verdicts, columns=verdicts, fill_value=0).to_numpy()
+    pairs = len(judged)
+    drawn = np.random.default_rng(0).multinomial(pairs, counts.ravel() / pairs, RESAMPLES)
+    kappas = kappa(drawn.reshape(-1, *counts.shape))
+    return Agreement(
+        agreement=wilson(int(counts.trace()), pairs),
+        kappa=percentile_interval(float(kappa(counts)), kappas),
+        pairs=pairs,
+        left_out=len(every_pair) - pairs,
     )
-    value, n = float(kappa(counts)), len(judged)
-    drawn = (
-        np.random.default_rng(0)
-        .multinomial(n, counts.ravel() / n, RESAMPLES)
-        .reshape(-1, *counts.shape)
-    )
-    interval = percentile_interval(value, kappa(drawn))
-    return Agreement(wilson(int(counts.trace()), n), interval, n, len(verdicts) - n)
 
 
 def agree_in_groups(
@@ -86,29 +86,38 @@ def agree_in_groups(
     Both intervals are bootstrap intervals over groups. κ is Cohen's for one couple, and Fleiss' for all ordered couples
     of the same raters. Raises `InputError` without a pair that both of a couple judged.
     """
-    names, (verdicts, judged) = list(WORTH), _both_judged(couples)
+    verdicts = list(WORTH)  # first, second, tie
+    every_pair, judged = _both_judged(couples)
+    # [groups, 9]: how often each group has each of the 3 x 3 combinations of verdicts
     cells = pd.crosstab(judged.index.map(groups), [judged["one"], judged["other"]])
-    counts = cells.reindex(columns=list(product(names, names)), fill_value=0).to_numpy()
-    draws = (
-        np.random.default_rng(0).multinomial(
-            len(counts), np.full(len(counts), 1 / len(counts)), RESAMPLES
-        )
-        @ counts
-    )
-    tables = np.vstack([counts.sum(0), draws]).reshape(-1, len(names), len(names))
-    shares, kappas = np.trace(tables, axis1=1, axis2=2) / tables.sum((1, 2)), kappa(tables)
-    intervals = [percentile_interval(values[0], values[1:]) for values in (shares, kappas)]
+    counts = cells.reindex(columns=list(product(verdicts, verdicts)), fill_value=0).to_numpy()
+    equal_chances = np.full(len(counts), 1 / len(counts))
+    times_drawn = np.random.default_rng(0).multinomial(len(counts), equal_chances, RESAMPLES)
+    # The first table is what was observed, the others are the draws.
+    tables = np.vstack([counts.sum(0), times_drawn @ counts])
+    tables = tables.reshape(-1, len(verdicts), len(verdicts))
+    shares = np.trace(tables, axis1=1, axis2=2) / tables.sum((1, 2))
+    kappas = kappa(tables)
     pairs = judged.index.nunique()
-    return Agreement(*intervals, pairs, verdicts.index.nunique() - pairs)
+    return Agreement(
+        agreement=percentile_interval(shares[0], shares[1:]),
+        kappa=percentile_interval(kappas[0], kappas[1:]),
+        pairs=pairs,
+        left_out=every_pair.index.nunique() - pairs,
+    )
 
 
 def _both_judged(couples: Iterable[tuple[Mapping, Mapping]]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the verdicts `one` and `other` of all couples, and those on pairs that both raters judged."""
-    both = [
-        pd.DataFrame({"one": pd.Series(a, dtype=object), "other": pd.Series(b, dtype=object)})
-        for a, b in couples
-    ]
-    verdicts = pd.concat(both)
+    """Return the verdicts `one` and `other` of all couples, and of these the rows in which both raters judged.
+
+    The index has the ids of pairs; a pair that several couples saw has several rows. Raises `InputError` if no row is
+    left.
+    """
+    of_couples = []
+    for one, other in couples:
+        columns = {"one": pd.Series(one, dtype=object), "other": pd.Series(other, dtype=object)}
+        of_couples.append(pd.DataFrame(columns))
+    verdicts = pd.concat(of_couples)
     judged = verdicts[verdicts.isin(list(WORTH)).all(axis=1)]
     if not len(judged):
         raise InputError(
@@ -147,8 +156,10 @@ def agreement_table(
     """
     rows = []
     for a, b in combinations(raters, 2):
-        couple = raters[a], raters[b]
-        agreement = agree(*couple) if groups is None else agree_in_groups([couple], groups)
+        if groups is None:
+            agreement = agree(raters[a], raters[b])
+        else:
+            agreement = agree_in_groups([(raters[a], raters[b])], groups)
         rows.append({"a": a, "b": b} | as_row(agreement))
     return rows
 
@@ -170,30 +181,40 @@ def pairs_for_difference(difference: float, std: float) -> int:
 @plt.rc_context(STYLE)
 def agreement_map(table: Sequence[Mapping]) -> Axes:
     """Draw the agreement of every two raters, with Cohen's κ, from rows of `agreement_table` (paper: Table 1)."""
-    names = list(dict.fromkeys(name for row in table for name in (row["a"], row["b"])))
-    shares = pd.DataFrame(np.nan, names[1:], names[:-1])
-    texts = pd.DataFrame("", names[1:], names[:-1])
+    # 1. The lower triangle of a matrix, without the diagonal: a row for each b, a column for each a.
+    in_order: dict[str, None] = {}  # every rater once
     for row in table:
-        share, kappa = row["agreement"], row["kappa"]["mean"]
+        in_order |= {row["a"]: None, row["b"]: None}
+    raters = list(in_order)
+    shares = pd.DataFrame(np.nan, raters[1:], raters[:-1])
+    texts = pd.DataFrame("", raters[1:], raters[:-1])
+    for row in table:
+        share = row["agreement"]
+        kappa = row["kappa"]["mean"]
         words = "κ undefined" if np.isnan(kappa) else f"κ {signed(kappa)}"
         shares.loc[row["b"], row["a"]] = share["mean"]
         texts.loc[row["b"], row["a"]] = (
             f"{share['mean']:.0%}\n[{share['low']:.0%}, {share['high']:.0%}]\n{words}"
         )
-    pairs = [row["pairs"] for row in table]
-    ax = subplots((1, 1), 0.16 * len(names))[0, 0]
-    bar = {"label": "agreement", "format": PercentFormatter(1)}
-    look = {
-        "vmin": 0,
-        "vmax": 1,
-        "cmap": "cividis",
-        "linewidths": 0.5,
-        "annot_kws": {"size": "medium"},
-    }
-    seaborn.heatmap(shares, annot=texts, fmt="", cbar_kws=bar, ax=ax, **look)
+    # 2. The picture.
+    ax = subplots((1, 1), 0.16 * len(raters))[0, 0]
+    seaborn.heatmap(
+        shares,
+        annot=texts,
+        fmt="",
+        cbar_kws={"label": "agreement", "format": PercentFormatter(1)},
+        ax=ax,
+        vmin=0,
+        vmax=1,
+        cmap="cividis",
+        linewidths=0.5,
+        annot_kws={"size": "medium"},
+    )
     ax.grid(False)
     ax.set(xlabel="rater", ylabel="rater")
-    count = " to ".join(map(str, sorted({min(pairs), max(pairs)})))
+    # 3. Below it the number of pairs, or the smallest and the largest number.
+    pairs = [row["pairs"] for row in table]
+    count = " to ".join(str(number) for number in sorted({min(pairs), max(pairs)}))
     caption(ax.figure, f"Share of {count} pairs with the same verdict [interval], and Cohen's κ.")
     return ax
 
@@ -204,23 +225,29 @@ def win_rates(rates: Mapping[str, WinRate]) -> Axes:
 
     `rates`: name of a bar -> its `statistics.win_rate`.
     """
-    counts = pd.DataFrame(
-        {name: {key: getattr(rate, key) for key in OUTCOMES} for name, rate in rates.items()}
-    ).T
+    # 1. The bars: a row for each name, a column for each outcome, in shares of the row's pairs.
+    counts = {}
+    for name, rate in rates.items():
+        counts[name] = {outcome: getattr(rate, outcome) for outcome in OUTCOMES}
+    counts = pd.DataFrame(counts).T
+    shares = counts.div(counts.sum(axis=1), axis=0)
     ax = subplots((1, 1), 0.1 * len(rates) + 0.24)[0, 0]
-    counts.div(counts.sum(axis=1), axis=0).plot.barh(
-        stacked=True, width=0.66, color=OUTCOMES, legend=False, ax=ax
-    )
-    for bars, key in zip(ax.containers, OUTCOMES, strict=True):
-        text = "black" if key == "tie" else "white"
-        ax.bar_label(
-            bars, fmt=lambda x: f"{x:.0%}" if x >= 0.06 else "", label_type="center", color=text
-        )
-    names = [
-        f"{n}\n{r.rate.mean:.0%} [{r.rate.low:.0%}, {r.rate.high:.0%}]" for n, r in rates.items()
-    ]
-    ax.set_yticks(range(len(rates)), names, parse_math=False)
-    # shows between the bars
+    shares.plot.barh(stacked=True, width=0.66, color=OUTCOMES, legend=False, ax=ax)
+
+    # 2. The share stands in each part of a bar that is wide enough for it.
+    def words(share: float) -> str:
+        return f"{share:.0%}" if share >= 0.06 else ""
+
+    for bars, outcome in zip(ax.containers, OUTCOMES, strict=True):
+        colour = "black" if outcome == "tie" else "white"
+        ax.bar_label(bars, fmt=words, label_type="center", color=colour)
+    # 3. Names and win rates on the left, and a line at one half.
+    labels = []
+    for name, rate in rates.items():
+        mean, low, high = rate.rate.mean, rate.rate.low, rate.rate.high
+        labels.append(f"{name}\n{mean:.0%} [{low:.0%}, {high:.0%}]")
+    ax.set_yticks(range(len(rates)), labels, parse_math=False)
+    # It shows between the bars.
     ax.axvline(0.5, color="black", linewidth=0.8, linestyle="--", zorder=0)
     ax.set(xlim=(0, 1), xlabel="share of pairs", ylabel="win rate [interval]")
     ax.invert_yaxis()

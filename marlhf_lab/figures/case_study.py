@@ -21,8 +21,9 @@ SCORES = {
     "ended": "EOS",
 }
 _PLAIN = "white-space:pre-wrap;overflow-wrap:anywhere;font-family:monospace;line-height:1.6"
-# pages align right
-_CELL, _HEAD = (f'<{tag} style="text-align:left;vertical-align:top">' for tag in ("td", "th"))
+# Notebooks' pages align the cells of a table to the right, if they do not say otherwise.
+_CELL = '<td style="text-align:left;vertical-align:top">'
+_HEAD = '<th style="text-align:left;vertical-align:top">'
 _TABLE = '<table border="0" style="width:100%;text-align:left">'
 
 
@@ -45,30 +46,38 @@ def case_study(
     Raises:
         InputError: two responses of a method to a prompt, or a prompt that a method did not answer.
     """
-    frame, rules = to_frame(responses), rules or {}
+    # 1. Check that every method has one response to a prompt, and draw prompts.
+    frame = to_frame(responses)
+    rules = rules or {}
     methods = frame["method"].unique().tolist()
-    twice = frame[frame.duplicated(["method", "id"])]
-    if len(twice):
+    repetitions = frame[frame.duplicated(["method", "id"])]
+    if len(repetitions):
         raise InputError(
-            f"{twice['method'].iloc[0]}: two responses to prompt {twice['id'].iloc[0]!r}: give one"
+            f"{repetitions['method'].iloc[0]}: two responses to prompt "
+            f"{repetitions['id'].iloc[0]!r}: give one"
         )
-    ids, sections = frame["id"].unique().tolist(), []
+    ids = frame["id"].unique().tolist()
     drawn = set(random.Random(seed).sample(ids, min(prompts, len(ids))))
-    for name in (name for name in ids if name in drawn):
-        answers = frame[frame["id"] == name].set_index("method", drop=False)
-        gone = [method for method in methods if method not in answers.index]
-        if gone:
+    # 2. A section for each of them, in the order of the responses.
+    sections = []
+    for prompt_id in ids:
+        if prompt_id not in drawn:
+            continue
+        answers = frame[frame["id"] == prompt_id].set_index("method", drop=False)
+        silent = [method for method in methods if method not in answers.index]
+        if silent:
             raise InputError(
-                f"prompt {name}: no response of {', '.join(gone)}: give every method's"
+                f"prompt {prompt_id}: no response of {', '.join(silent)}: give every method's"
             )
         lines = [f"<tr>{_HEAD}</th>{_HEAD}scores</th>{_HEAD}response</th></tr>"]
         for method, row in answers.loc[methods].iterrows():
-            cells = (_scores(row), _response(row, tokenizer, rules.get(method)))
-            line = "".join(f"{_CELL}{cell}</td>" for cell in cells)
-            lines.append(f"<tr>{_HEAD}{html.escape(method)}</th>{line}</tr>")
-        sections.append(
-            f"<section>{_text(answers['prompt'].iloc[0])}{_TABLE}{''.join(lines)}</table></section>"
-        )
+            response = _response(row, tokenizer, rules.get(method))
+            lines.append(
+                f"<tr>{_HEAD}{html.escape(method)}</th>"
+                f"{_CELL}{_scores(row)}</td>{_CELL}{response}</td></tr>"
+            )
+        prompt = _text(answers["prompt"].iloc[0])
+        sections.append(f"<section>{prompt}{_TABLE}{''.join(lines)}</table></section>")
     return "".join(sections)
 
 
@@ -77,13 +86,20 @@ def _text(text: str) -> str:
 
 
 def _scores(row: pd.Series) -> str:
-    words = []
+    """The scores that a response has, a line for each."""
+    lines = []
     for name, label in SCORES.items():
         value = row.get(name)
-        if value is not None and not pd.isna(value):
-            number = signed(value) if isinstance(value, float) else value
-            words.append(f"{label}: {('no', 'yes')[bool(value)] if name == 'ended' else number}")
-    return f'<div style="white-space:nowrap">{"<br>".join(words)}</div>'
+        if value is None or pd.isna(value):
+            continue
+        if name == "ended":
+            words = "yes" if value else "no"
+        elif isinstance(value, float):
+            words = signed(value)
+        else:
+            words = value
+        lines.append(f"{label}: {words}")
+    return f'<div style="white-space:nowrap">{"<br>".join(lines)}</div>'
 
 
 def _response(row: pd.Series, tokenizer, rule: TerminationRule | None) -> str:
@@ -92,6 +108,6 @@ def _response(row: pd.Series, tokenizer, rule: TerminationRule | None) -> str:
         return _text(row["response"])
     rollout = restore(tokenizer, row.to_frame().T)
     macro = rule(rollout.mask, token_ids=rollout.response_ids, tokenizer=tokenizer)
-    return spans_html(
-        token_pieces(tokenizer, row["token_ids"]), {f"{int(macro.mask.sum())} macro actions": macro}
-    )
+    count = int(macro.mask.sum())
+    pieces = token_pieces(tokenizer, row["token_ids"])
+    return spans_html(pieces, {f"{count} macro actions": macro})

@@ -26,22 +26,15 @@ def signal_by_distance(
         far: [K] distances in tokens.
         signals: {(kind, n): (mean [K], half of its interval [K])}, kind "macro" or "control".
     """
-    figure, axes = plt.subplots(1, 2, figsize=(7.4, 3), sharey=True)
+    _, axes = plt.subplots(1, 2, figsize=(7.4, 3), sharey=True)
     for ax, (kind, (_, title)) in zip(axes, KINDS.items(), strict=True):
-        chosen = {n: pair for (name, n), pair in signals.items() if name == kind}
-        for (n, (mean, half)), marker, grey in zip(chosen.items(), "os^vD", GREYS, strict=False):
-            look = {
-                "marker": marker,
-                "markersize": 4,
-                "color": grey,
-                "label": f"n = {INFINITE.get(n, n)}",
-            }
-            ax.errorbar(far, mean, half, **look)
+        of_kind = {n: signal for (name, n), signal in signals.items() if name == kind}
+        for (n, (mean, half)), marker, grey in zip(of_kind.items(), "os^vD", GREYS, strict=False):
+            label = f"n = {INFINITE.get(n, n)}"
+            ax.errorbar(far, mean, half, marker=marker, markersize=4, color=grey, label=label)
         ax.set(xlabel="tokens to the score", title=title)
     axes[0].set_ylabel("signal kept (1 = all)")
-    figure.legend(
-        *axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(chosen)
-    )
+    _legend_above(axes[0], columns=len(of_kind))
     return axes[0]
 
 
@@ -54,26 +47,23 @@ def cosines_by_critic(
         critics, sizes: names of the critics, and the n of the macro actions.
         cosines: {(critic, kind, n): [seeds]}, kind "macro" or "control".
     """
-    figure, axes = plt.subplots(1, len(critics), figsize=(7.6, 3.2), sharey=True)
+    _, axes = plt.subplots(1, len(critics), figsize=(7.6, 3.2), sharey=True)
     for ax, critic in zip(axes, critics, strict=True):
         for shift, (kind, (method, label)) in zip((-0.08, 0.08), KINDS.items(), strict=True):
-            means = [cosines[critic, kind, n].mean() for n in sizes]
-            bars = [
-                1.96 * cosines[critic, kind, n].std() / math.sqrt(len(cosines[critic, kind, n]))
-                for n in sizes
-            ]
-            places = [place + shift for place in range(len(sizes))]
-            look = {
-                "marker": "o",
-                "markersize": 4,
-                "label": label,
+            of_sizes = [cosines[critic, kind, n] for n in sizes]
+            ax.errorbar(
+                [place + shift for place in range(len(sizes))],
+                [of_seeds.mean() for of_seeds in of_sizes],
+                [1.96 * of_seeds.std() / math.sqrt(len(of_seeds)) for of_seeds in of_sizes],
+                marker="o",
+                markersize=4,
+                label=label,
                 **method_styles([method])[method],
-            }
-            ax.errorbar(places, means, bars, **look)
+            )
         ax.set(title=critic.replace(", ", ",\n"), xlabel="n", ylim=(0, 1))
         ax.set_xticks(range(len(sizes)), [str(INFINITE.get(n, n)) for n in sizes])
     axes[0].set_ylabel("cosine with the true gradient")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    _legend_above(axes[0], columns=2)
     return axes[0]
 
 
@@ -83,30 +73,45 @@ def credit_by_place(shares: Mapping[str, Mapping[str, tuple]]) -> Axes:
     Args:
         shares: {title of the critic: {σ: (expected [n], measured [n], standard error [n])}}.
     """
-    figure, axes = plt.subplots(1, len(shares), figsize=(7.2, 3.2), sharey=True)
+    _, axes = plt.subplots(1, len(shares), figsize=(7.2, 3.2), sharey=True)
     for ax, (title, rows) in zip(axes, shares.items(), strict=True):
         for (sigma, (expected, mean, error)), marker in zip(rows.items(), "osv^D", strict=False):
-            colour = method_styles([f"sigma {sigma}"])[f"sigma {sigma}"]["color"]
+            method = f"sigma {sigma}"
+            colour = method_styles([method])[method]["color"]
             ax.plot(range(len(expected)), expected, color=colour)
-            look = {"fmt": marker, "color": colour, "markersize": 4, "label": sigma}
-            ax.errorbar(range(len(mean)), mean, 1.96 * error, **look)
+            ax.errorbar(
+                range(len(mean)),
+                mean,
+                1.96 * error,
+                fmt=marker,
+                color=colour,
+                markersize=4,
+                label=sigma,
+            )
         ax.set(xlabel="place i in the macro action", title=title, xticks=range(len(mean)))
     axes[0].set_ylabel("share of the credit that is left")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
+    _legend_above(axes[0], columns=5)
     return axes[0]
+
+
+def _legend_above(ax: Axes, columns: int) -> None:
+    """Put the legend of one panel above the whole figure, for all of its panels."""
+    handles, labels = ax.get_legend_handles_labels()
+    ax.figure.legend(handles, labels, loc="outside upper center", ncols=columns)
 
 
 def norms_by_n(
     sizes: Sequence[int], norms: Mapping[str, Sequence[float]], rms: Mapping[str, Sequence[float]]
 ) -> Axes:
     """Draw L2 norms (left) and root mean squares (right) of advantages and returns by n: {"Â": [N], "Q̂": [N]}."""
-    left, right = plt.subplots(1, 2, figsize=(7.2, 3.2))[1]
-    for name, marker, style in (("Â", "o", "-"), ("Q̂", "s", "--")):
-        look = {"marker": marker, "linestyle": style}
-        left.loglog(sizes, norms[name], label=f"norm of {name}", **look)
-        right.semilogx(sizes, rms[name], label=f"RMS of {name}", **look)
-    counting = [norms["Â"][0] / n**0.5 for n in sizes]
-    left.loglog(sizes, counting, color="0.4", linestyle=":", label="norm of Â at n = 1, over √n")
+    _, (left, right) = plt.subplots(1, 2, figsize=(7.2, 3.2))
+    for name, marker, line in (("Â", "o", "-"), ("Q̂", "s", "--")):
+        left.loglog(sizes, norms[name], label=f"norm of {name}", marker=marker, linestyle=line)
+        right.semilogx(sizes, rms[name], label=f"RMS of {name}", marker=marker, linestyle=line)
+    # What the norm would be if only the number of macro actions changed.
+    by_count_alone = [norms["Â"][0] / n**0.5 for n in sizes]
+    label = "norm of Â at n = 1, over √n"
+    left.loglog(sizes, by_count_alone, color="0.4", linestyle=":", label=label)
     left.set(xlabel="n, tokens in a macro action", ylabel="L2 norm per answer")
     left.set_yticks((0.5, 1, 2, 5), ("0.5", "1", "2", "5"))
     right.set(xlabel="n, tokens in a macro action", ylabel="RMS per macro action", ylim=(0, None))

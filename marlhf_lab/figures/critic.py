@@ -28,16 +28,17 @@ def sight_figure(history: Sequence[Mapping]) -> Axes:
 
     `history`: after each update `s`, an interval, and `explained`, an interval for each quarter of the answers.
     """
-    ax, seen = plots.subplots((1, 1), 0.42)[0, 0], [row["s"] for row in history]
-    ax.plot([s.mean for s in seen], "o-", color=SERIES[0], label="s, share of the credit seen")
-    ax.fill_between(
-        range(len(seen)), [s.low for s in seen], [s.high for s in seen], color=SERIES[0], alpha=0.2
-    )
+    ax = plots.subplots((1, 1), 0.42)[0, 0]
+    seen = [row["s"] for row in history]
+    lows = [share.low for share in seen]
+    highs = [share.high for share in seen]
+    means = [share.mean for share in seen]
+    ax.plot(means, "o-", color=SERIES[0], label="s, share of the credit seen")
+    ax.fill_between(range(len(seen)), lows, highs, color=SERIES[0], alpha=0.2)
     for quarter, style in ((0, ":"), (3, "--")):
         explained = [row["explained"][quarter].mean for row in history]
-        ax.plot(
-            explained, style, color=SERIES[3], label=f"explained variance, quarter {quarter + 1}"
-        )
+        label = f"explained variance, quarter {quarter + 1}"
+        ax.plot(explained, style, color=SERIES[3], label=label)
     ax.axhline(0, color="0.5", linewidth=0.6)
     plots.dress(ax, "updates of the critic alone", "s and explained variance")
     ax.legend()

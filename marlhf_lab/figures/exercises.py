@@ -19,30 +19,32 @@ LONG = 600  # characters of an answer that are shown
 def taken(answer: Any) -> Any:
     """Return an answer with NumPy arrays as tensors, floats in torch's default type; a function is wrapped.
 
-    A wrapped function returns tensors, too, and keeps what it returned last as `said`.
+    A wrapped function returns tensors, too, and keeps what it returned last as `returned_last`. Other answers stay as
+    they are.
     """
-    if isinstance(answer, np.ndarray) and answer.dtype.kind in "fiub":
-        return torch.as_tensor(
-            answer, dtype=torch.get_default_dtype() if answer.dtype.kind == "f" else None
-        )
-    if not isfunction(answer) or hasattr(answer, "said"):
+    if isinstance(answer, np.ndarray) and answer.dtype.kind in "fiub":  # floats, integers and bools
+        is_float = answer.dtype.kind == "f"
+        return torch.as_tensor(answer, dtype=torch.get_default_dtype() if is_float else None)
+    is_wrapped = hasattr(answer, "returned_last")
+    if not isfunction(answer) or is_wrapped:
         return answer
 
     @wraps(answer)
-    def told(*args: Any, **kwargs: Any) -> Any:
-        told.said = taken(answer(*args, **kwargs))
-        return told.said
+    def with_tensors(*args: Any, **kwargs: Any) -> Any:
+        with_tensors.returned_last = taken(answer(*args, **kwargs))
+        return with_tensors.returned_last
 
-    told.said = None
-    return told
+    with_tensors.returned_last = None
+    return with_tensors
 
 
 def shown(name: str, answer: Any) -> str:
-    """Return an answer as one text: its value, or what a function returned last."""
-    value = (
-        f"{name}(…) returned {answer.said!r}" if hasattr(answer, "said") else f"{name} = {answer!r}"
-    )
-    return value if len(value) <= LONG else value[:LONG] + " …"
+    """Return an answer as one text, cut at `LONG` characters: its value, or what a function returned last."""
+    if hasattr(answer, "returned_last"):
+        text = f"{name}(…) returned {answer.returned_last!r}"
+    else:
+        text = f"{name} = {answer!r}"
+    return text if len(text) <= LONG else text[:LONG] + " …"
 
 
 def watch(shell: Any = None) -> None:
@@ -58,20 +60,26 @@ def watch(shell: Any = None) -> None:
 
 
 def _before(names: dict) -> Callable[[Any], None]:
-    def take(info: Any) -> None:
+    """What IPython calls before a cell: it converts the answers that the cell checks, in the notebook's `names`."""
+
+    def convert(info: Any) -> None:
         for name in ASKED.findall(info.raw_cell or ""):
             if name in names:
                 names[name] = taken(names[name])
 
-    return take
+    return convert
 
 
 def _after(names: dict) -> Callable[[Any], None]:
+    """What IPython calls after a cell: if a check of the cell failed, it shows the answers and the check's hint."""
+
     def explain(result: Any) -> None:
-        asked = dict.fromkeys(ASKED.findall(result.info.raw_cell or ""))
-        if asked and isinstance(result.error_in_exec, AssertionError):
-            for name in (name for name in asked if name in names):
+        checked = dict.fromkeys(ASKED.findall(result.info.raw_cell or ""))
+        if not checked or not isinstance(result.error_in_exec, AssertionError):
+            return
+        for name in checked:
+            if name in names:
                 print("your answer:", shown(name, names[name]))
-            print(f"hint: {result.error_in_exec}. The exercise has a longer one to unfold.")
+        print(f"hint: {result.error_in_exec}. The exercise has a longer one to unfold.")
 
     return explain

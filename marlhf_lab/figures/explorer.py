@@ -24,6 +24,7 @@ from marlhf_lite.plotting.styles import SPANS
 from marlhf_lite.utils.errors import InputError
 
 Numbers = Callable[[list[int]], Tensor]  # token ids of a text to one number for each, [T]
+LARGEST_N = 32  # of the slider; one step beyond it n is ∞
 
 
 def explore(
@@ -46,33 +47,34 @@ def explore(
         interactive: whether to return widgets; None asks `headless`.
         own_rules: your own rules, which join the choice, as package.module:function (in a notebook __main__:function).
     """
-    reference, shown = _remember(logprobs), _remember(values)
-    if headless() if interactive is None else not interactive:
-        return rule_figure(
-            tokenizer, next(iter(texts.values())), MacroConfig(), 0, shown, reference, label
-        )
-    import ipywidgets
+    values = _remember(values)
+    logprobs = _remember(logprobs)
+    if interactive is None:
+        interactive = not headless()
+    if not interactive:
+        first_text = next(iter(texts.values()))
+        return rule_figure(tokenizer, first_text, MacroConfig(), 0, values, logprobs, label)
+    import ipywidgets  # an extra: the library works without it
     from IPython.display import HTML, display
 
     def show(
         example: str, own: str = "", n: int = 5, cutoff: int = 5, seed: int = 0, **options: Any
     ) -> None:
+        text = own if own.strip() else example
+        size = "inf" if n > LARGEST_N else str(n)
         try:
-            macro = MacroConfig(n="inf" if n > 32 else str(n), cutoff=cutoff, **options)
-            display(
-                rule_figure(
-                    tokenizer, own if own.strip() else example, macro, seed, shown, reference, label
-                )
-            )
+            choice = MacroConfig(n=size, cutoff=cutoff, **options)
+            display(rule_figure(tokenizer, text, choice, seed, values, logprobs, label))
         except InputError as error:
             display(HTML(f'<p role="alert">⚠ {html.escape(str(error))}</p>'))
 
+    # Each keyword becomes a widget: a list is a menu, a pair of numbers a slider, a text a field to type in.
     hints = get_type_hints(MacroConfig)
-    choices = {name: list(get_args(hints[name])) for name in ("perplexity_rule", "parser", "sigma")}
-    choices["termination"] = [*TERMINATIONS, *own_rules]
-    numbers = {"n": (1, 33), "cutoff": (1, 40), "seed": (0, 99)}  # n above 32 is ∞
-    other = {"own": "", "lengths": MacroConfig().lengths}
-    panel = ipywidgets.interactive(show, example=list(texts.items()), **choices, **numbers, **other)
+    menus = {name: list(get_args(hints[name])) for name in ("perplexity_rule", "parser", "sigma")}
+    menus["termination"] = [*TERMINATIONS, *own_rules]
+    sliders = {"n": (1, LARGEST_N + 1), "cutoff": (1, 40), "seed": (0, 99)}
+    fields = {"own": "", "lengths": MacroConfig().lengths}
+    panel = ipywidgets.interactive(show, example=list(texts.items()), **menus, **sliders, **fields)
     for widget in panel.kwargs_widgets:
         widget.style.description_width = "initial"  # whole names
     return panel
@@ -81,7 +83,7 @@ def explore(
 def _remember(function: Numbers) -> Numbers:
     """`function`, asked only once for the same ids."""
     ask = cache(lambda ids: function(list(ids)).detach().float().cpu())
-    return lambda ids: ask(tuple(ids))
+    return lambda ids: ask(tuple(ids))  # a cache needs keys that do not change
 
 
 def rule_figure(
@@ -95,40 +97,61 @@ def rule_figure(
 ) -> Figure:
     """Draw the spans of a text's macro actions, and below them the values of tokens and of macro actions.
 
-    An environment says the text in [[double brackets]]: a hole.
+    An environment says the text in [[double brackets]]: a hole, which belongs to no macro action and has no value.
+    `choice` and `seed` make the rule; the other arguments are those of `explore`. Raises `InputError` for an empty
+    text, and for options that no rule has.
     """
     if not text.strip():
         raise InputError("the text is empty: type one, or pick one above")
-    ids, acted = [], []
-    for turn, part in enumerate(re.split(r"\[\[(.*?)\]\]", text)):
+    # 1. Token ids of the text and of EOS, and which of them the policy wrote.
+    ids: list[int] = []
+    is_policys: list[bool] = []
+    # `split` returns what stands outside and inside of brackets in turn, outside first.
+    for number, part in enumerate(re.split(r"\[\[(.*?)\]\]", text)):
         part_ids = tokenizer(part, add_special_tokens=False)["input_ids"]
-        ids, acted = ids + part_ids, acted + [turn % 2 == 0] * len(part_ids)
-    ids, acted = [*ids, tokenizer.eos_token_id], [*acted, True]
+        ids += part_ids
+        is_policys += [number % 2 == 0] * len(part_ids)
+    ids.append(tokenizer.eos_token_id)
+    is_policys.append(True)
+    # 2. Its macro actions, and its values.
     context = {"token_ids": torch.tensor([ids]), "tokenizer": tokenizer}
     if choice.termination == "perplexity":
         context["ref_logprobs"] = logprobs(ids)[None]
-    macro = make_rule(choice, seed)(torch.tensor([acted]), **context)
-    pieces, facts = token_pieces(tokenizer, ids), describe(macro)
-    numbers = values(ids).float().masked_fill(~macro.token_mask[0], math.nan)  # a hole has no value
-    lines = 0.34 * (1 + sum(map(len, pieces)) // 64)
-    sizes = {"figsize": (7.2, 1.9 + lines), "height_ratios": [lines, 1.9]}
-    figure, (above, below) = plt.subplots(2, 1, **sizes, layout="constrained")
+    macro = make_rule(choice, seed)(torch.tensor([is_policys]), **context)
+    of_tokens = values(ids).float().masked_fill(~macro.token_mask[0], math.nan)
+    of_actions = macro_values(of_tokens[None], macro, choice.sigma)[0].tolist()
+    # 3. Above, the spans; the figure is as high as their lines of 64 characters need.
+    pieces = token_pieces(tokenizer, ids)
+    characters = sum(len(piece) for piece in pieces)
+    height_of_spans = 0.34 * (1 + characters // 64)
+    height_of_values = 1.9
+    figure, (above, below) = plt.subplots(
+        2,
+        1,
+        figsize=(7.2, height_of_values + height_of_spans),
+        height_ratios=[height_of_spans, height_of_values],
+        layout="constrained",
+    )
     draw_spans(above, pieces, macro)
     above.set_title(choice.termination, fontsize="medium", loc="left")
-    below.plot(range(len(ids)), numbers, ".", color="0.45", markersize=4, label="token")
-    pooled = macro_values(numbers[None], macro, choice.sigma)[0].tolist()
-    for number, ((start, end), value) in enumerate(zip(macro.spans()[0], pooled, strict=True)):
-        name = f"macro action, σ {choice.sigma}" if number == 0 else None
+    # 4. Below, a dot for each token and a line for each macro action.
+    below.plot(range(len(ids)), of_tokens, ".", color="0.45", markersize=4, label="token")
+    for number, ((start, end), value) in enumerate(zip(macro.spans()[0], of_actions, strict=True)):
         below.plot(
             [start - 0.45, end - 0.55],
             [value] * 2,
             color=SPANS[number % 2],
             linewidth=2.5,
-            label=name,
+            label=f"macro action, σ {choice.sigma}" if number == 0 else None,  # one for all
         )
     below.set(xlabel="token of the response", ylabel=label)
-    mean = f"{facts['macro_actions']} macro actions of {facts['tokens']} tokens, mean length {facts['mean_length']:.2f}"
-    below.set_title(mean, fontsize="medium", loc="left")
+    facts = describe(macro)
+    below.set_title(
+        f"{facts['macro_actions']} macro actions of {facts['tokens']} tokens, "
+        f"mean length {facts['mean_length']:.2f}",
+        fontsize="medium",
+        loc="left",
+    )
     figure.legend(loc="outside lower center", ncols=2)
     plt.close(figure)  # whoever shows the figure shows it once
     return figure

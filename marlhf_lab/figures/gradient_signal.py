@@ -36,85 +36,102 @@ def gradient_record(name: str = "benchmark_gradient_signal") -> dict:
 
 
 def ratio_table(record: Mapping) -> str:
-    """Signal-to-noise of each estimator over PPO's, a line for each critic, in Markdown.
+    """Signal-to-noise of each estimator over PPO's, a line for each critic, in Markdown; the primary critic is bold.
 
     If PPO's signal is negative, a ratio means nothing, and the table has "-".
     """
-    names = list(record["found"][record["primary"]]["over_PPO"])
+    estimators = list(record["found"][record["primary"]]["over_PPO"])
     lines = []
     for critic, words in CRITICS.items():
-        row = record["found"][critic]
-        base = row["signal_to_noise"]["PPO"]
-        ratios = [interval(row["over_PPO"][name], ".2f") if base > 0 else "-" for name in names]
-        mark = "**" * (critic == record["primary"])
-        lines.append([f"{mark}{words}{mark}", number(base), *ratios])
-    heads = [f"{METHODS.get(name, name)} / PPO" for name in names]
+        found = record["found"][critic]
+        signal_of_ppo = found["signal_to_noise"]["PPO"]
+        if signal_of_ppo > 0:
+            ratios = [interval(found["over_PPO"][estimator], ".2f") for estimator in estimators]
+        else:
+            ratios = ["-"] * len(estimators)
+        name = f"**{words}**" if critic == record["primary"] else words
+        lines.append([name, number(signal_of_ppo), *ratios])
+    heads = [f"{METHODS.get(estimator, estimator)} / PPO" for estimator in estimators]
     return markdown(["critic", "PPO", *heads], lines)
 
 
 def critic_table(record: Mapping) -> str:
     """Noise of each critic's values, and its explained variance of the score, in Markdown."""
-    rows = record["cells"]["critics"]
-    lines = [
-        [words, *(number(rows[critic][key], ".3f") for key in KNOWN)]
-        for critic, words in CRITICS.items()
-    ]
+    measured = record["cells"]["critics"]
+    lines = []
+    for critic, words in CRITICS.items():
+        numbers = [number(measured[critic][key], ".3f") for key in KNOWN]
+        lines.append([words, *numbers])
     return markdown(["critic", *KNOWN.values()], lines)
 
 
 @plots.plt.rc_context(plots.STYLE)
 def signal_figure(record: Mapping, reasons: Mapping) -> np.ndarray:
-    """Draw signal-to-noise by critic and estimator, and how values move with the score; returns the [2] Axes."""
+    """Draw signal-to-noise by critic and estimator, and how values move with the score; returns the [2] Axes.
+
+    record, reasons: `gradient_record` without and with `_afterwards`.
+    """
     axes = plots.subplots((2, 1), 1.15)[:, 0]
-    names = list(record["found"][record["primary"]]["signal_to_noise"])
-    looks = plots.method_styles(names, marker=True)
+    above, below = axes
+    estimators = list(record["found"][record["primary"]]["signal_to_noise"])
+    styles = plots.method_styles(estimators, marker=True)
+    # 1. Above: a line for each critic, in it an interval and a mark for each estimator.
     for line, critic in enumerate(CRITICS):
-        for rank, name in enumerate(names):
-            place, look = line + 0.2 * (rank - (len(names) - 1) / 2), looks[name]
-            drawn = drawn_signals(record["cells"]["projections"][critic][name], resamples=2000)
-            low, high = np.percentile(drawn, [2.5, 97.5])
-            axes[0].plot([low, high], [place, place], color=look["color"], linewidth=2)
-            style = {
-                "color": look["color"],
-                "marker": look["marker"],
-                "markersize": 6,
-                "linestyle": "none",
-            }
-            label = METHODS.get(name, name) if line == 0 else None
-            axes[0].plot(
-                record["found"][critic]["signal_to_noise"][name], place, label=label, **style
+        for rank, estimator in enumerate(estimators):
+            place = line + 0.2 * (rank - (len(estimators) - 1) / 2)
+            style = styles[estimator]
+            projections = record["cells"]["projections"][critic][estimator]
+            drawn = drawn_signals(projections, resamples=2000)
+            above.plot(
+                np.percentile(drawn, [2.5, 97.5]), [place, place], color=style["color"], linewidth=2
             )
-    axes[0].axvline(0, color="0.2", linewidth=1.2, zorder=0)
+            above.plot(
+                record["found"][critic]["signal_to_noise"][estimator],
+                place,
+                label=METHODS.get(estimator, estimator)
+                if line == 0
+                else None,  # once in the legend
+                color=style["color"],
+                marker=style["marker"],
+                markersize=6,
+                linestyle="none",
+            )
+    above.axvline(0, color="0.2", linewidth=1.2, zorder=0)
     primary = list(CRITICS).index(record["primary"])
-    axes[0].axhspan(primary - 0.5, primary + 0.5, color="0.92", zorder=-1)
-    axes[0].text(
-        0.01, primary, "primary:\nMA-PPO\nis last", transform=axes[0].get_yaxis_transform()
-    ).set(verticalalignment="center", fontsize="small")
-    axes[0].set_yticks(range(len(CRITICS)), CRITICS.values())
-    axes[0].set(
+    above.axhspan(primary - 0.5, primary + 0.5, color="0.92", zorder=-1)
+    above.text(
+        0.01,
+        primary,
+        "primary:\nMA-PPO\nis last",
+        transform=above.get_yaxis_transform(),
+        verticalalignment="center",
+        fontsize="small",
+    )
+    above.set_yticks(range(len(CRITICS)), CRITICS.values())
+    above.set(
         ylim=(len(CRITICS) - 0.5, -0.5), ylabel="critic", xlabel="signal over noise of one batch"
     )
-    for (critic, values), dashes in zip(
-        reasons["cells"]["correlations"].items(), ("-", "--", ":"), strict=True
-    ):
-        (line,) = axes[1].plot(values, linestyle=dashes, color="black", linewidth=1.5)
-        line.set_label(CRITICS[critic])
-    axes[1].axhline(0, color="0.2", linewidth=1.2, zorder=0)
-    axes[1].legend(fontsize="small", loc="lower right")
-    axes[1].set(
+    above.grid(axis="x", alpha=0.3, linewidth=0.5)
+    # 2. Below: a line for each critic whose values were compared with the score.
+    correlations = reasons["cells"]["correlations"]
+    for (critic, by_token), dashes in zip(correlations.items(), ("-", "--", ":"), strict=True):
+        below.plot(by_token, linestyle=dashes, color="black", linewidth=1.5, label=CRITICS[critic])
+    below.axhline(0, color="0.2", linewidth=1.2, zorder=0)
+    below.legend(fontsize="small", loc="lower right")
+    below.set(
         ylim=(-0.3, 0.32),
         xlabel="token of the answer (the first 12 words are paid)",
         ylabel="correlation of V with the score",
     )
-    axes[0].grid(axis="x", alpha=0.3, linewidth=0.5)
-    axes[1].figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    handles, labels = above.get_legend_handles_labels()
+    above.figure.legend(handles, labels, loc="outside upper center", ncols=4)
     text = (
         "Above: projections of the gradients of 64 batches of 16 answers on the gradient of the other half's 512 "
         "answers, mean over standard deviation; bars: 95 % intervals of a bootstrap over batches. With a constant "
         "critic MA-PPO is ahead of PPO; with the trained head of zero, the primary one, it is last. Below: the values "
         "of that critic rise with the score while the paid words are written."
     )
-    plots.caption(axes[0].figure, text)
+    plots.caption(above.figure, text)
     return axes
 
 

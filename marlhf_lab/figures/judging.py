@@ -42,40 +42,38 @@ def judge_by_hand(
     import ipywidgets as widgets  # an extra: the library works without it
 
     store = JudgmentStore(Person(annotator, CRITERIA[criteria]), pairs, folder)
-    page, buttons = (
-        widgets.HTML(),
-        {winner: widgets.Button(description=label) for winner, label in _LABELS.items()},
-    )
+    page = widgets.HTML()
+    buttons = {winner: widgets.Button(description=label) for winner, label in _LABELS.items()}
 
-    def show() -> None:
+    def show_next_pair() -> None:
         waiting = store.waiting()
-        done, kept = (
-            f"{len(store.rows())} of {len(store.comparisons)} pairs judged",
-            html.escape(str(store.path)),
-        )
-        page.value = f"<p>{done}</p>" + (
-            _page(waiting[0], criteria) if waiting else f"<p>Stored in {kept}</p>"
-        )
+        count = f"<p>{len(store.rows())} of {len(store.comparisons)} pairs judged</p>"
+        if waiting:
+            page.value = count + _page(waiting[0], criteria)
+        else:
+            page.value = f"{count}<p>Stored in {html.escape(str(store.path))}</p>"
         for button in buttons.values():
             button.disabled = not waiting
 
-    def click(winner: str) -> None:
+    def store_and_go_on(winner: str) -> None:
         store.add(store.waiting()[0], Judgment(winner))
-        show()
+        show_next_pair()
 
     for winner, button in buttons.items():
-        button.on_click(lambda _, winner=winner: click(winner))
-    show()
+        button.on_click(lambda _, winner=winner: store_and_go_on(winner))
+    show_next_pair()
     return widgets.VBox([page, widgets.HBox(list(buttons.values()))])
 
 
 def _page(comparison: Comparison, criteria: str) -> str:
+    """The question, the prompt and the two responses in HTML, each under its title."""
     task = CRITERIA[criteria]
-    cells = zip(
-        (task.prompt, f"{task.response} 1", f"{task.response} 2"), comparison.texts, strict=True
-    )
-    texts = [("how to judge", task.question()), *cells]
-    return "".join(
-        f'<h4>{html.escape(title)}</h4><div style="white-space:pre-wrap">{html.escape(printable(text.strip()))}</div>'
-        for title, text in texts
-    )
+    titles = (task.prompt, f"{task.response} 1", f"{task.response} 2")
+    parts = [("how to judge", task.question()), *zip(titles, comparison.texts, strict=True)]
+    lines = []
+    for title, text in parts:
+        words = html.escape(printable(text.strip()))
+        lines.append(
+            f'<h4>{html.escape(title)}</h4><div style="white-space:pre-wrap">{words}</div>'
+        )
+    return "".join(lines)

@@ -46,17 +46,23 @@ def line_panels(
     Returns:
         The Axes of the panels.
     """
-    axes, dots = plots.subplots((1, len(panels)), 0.42, sharey=True)[0], dots or {}
-    styles = _styles([name for series in (*panels.values(), *dots.values()) for name in series])
+    axes = plots.subplots((1, len(panels)), 0.42, sharey=True)[0]
+    dots = dots or {}
+    names: list[str] = []
+    for series in (*panels.values(), *dots.values()):
+        names += series
+    styles = _styles(names)
     for ax, (title, series) in zip(axes, panels.items(), strict=True):
         for name, numbers in series.items():
-            ax.plot(*_places(numbers, at), label=name, drawstyle=drawstyle, **styles[name])
+            places, heights = _places_and_heights(numbers, at)
+            ax.plot(places, heights, label=name, drawstyle=drawstyle, **styles[name])
         for name, numbers in dots.get(title, {}).items():
-            look = {"color": styles[name]["color"], "label": None if name in series else name}
-            ax.plot(*_places(numbers, at), "o", markersize=3, **look)
+            places, heights = _places_and_heights(numbers, at)
+            label = None if name in series else name  # its line has one
+            ax.plot(places, heights, "o", markersize=3, color=styles[name]["color"], label=label)
         plots.dress(ax, x, y if ax is axes[0] else "")
-        for ends in bands:
-            ax.axvspan(*ends, color="0.9", zorder=0)
+        for low, high in bands:
+            ax.axvspan(low, high, color="0.9", zorder=0)
         ax.set_title(title, fontsize="medium")
         ax.set(**axis)
     plots.legend(axes[0])
@@ -64,23 +70,30 @@ def line_panels(
 
 
 def _styles(names: Sequence[str]) -> dict[str, dict]:
-    """The styles of methods; the styles of quantities have a colour, and here lines that differ."""
+    """name -> colour and line of a method or a quantity.
+
+    A method has its own line. Quantities have a colour of `SERIES` and all the same line, so each gets another here.
+    """
     styles = method_styles(list(dict.fromkeys(names)))
-    quantities = [name for name, style in styles.items() if style["color"] in SERIES]
-    lines = {name: LINES[place % len(LINES)] for place, name in enumerate(quantities)}
-    return {
-        name: style | {"linestyle": lines.get(name, style["linestyle"])}
-        for name, style in styles.items()
-    }
+    quantities = 0
+    with_lines = {}
+    for name, style in styles.items():
+        if style["color"] in SERIES:
+            style = style | {"linestyle": LINES[quantities % len(LINES)]}
+            quantities += 1
+        with_lines[name] = style
+    return with_lines
 
 
-def _places(numbers: Sequence, at: Sequence[float] | None) -> Sequence:
+def _places_and_heights(numbers: Sequence, at: Sequence[float] | None) -> tuple[Sequence, Sequence]:
+    """Positions on the x axis and numbers, [N] each, of a series as `Series` and `line_panels` describe it."""
     numbers = np.asarray(numbers, dtype=float)
-    return (
-        numbers
-        if numbers.ndim == 2
-        else (range(1, len(numbers) + 1) if at is None else at, numbers)
-    )
+    if numbers.ndim == 2:  # it has its own positions
+        places, heights = numbers
+        return places, heights
+    if at is None:
+        at = range(1, len(numbers) + 1)
+    return at, numbers
 
 
 @plt.rc_context(plots.STYLE)
@@ -90,18 +103,19 @@ def signed_bars(series: Series, x: str, y: str, linear: float) -> Axes:
     Beyond ±`linear` the y axis is logarithmic, because a large number would hide the sign of a small one.
     """
     ax = plots.subplots((1, 1), 0.5)[0, 0]
+    styles = _styles(list(series))
     width = 0.8 / len(series)
     for rank, (name, numbers) in enumerate(series.items()):
         places = np.arange(1, len(numbers) + 1) + width * (rank - (len(series) - 1) / 2)
-        colour = _styles(list(series))[name]["color"]
-        bars = ax.bar(places, numbers, 0.9 * width, color=colour, label=name)
+        bars = ax.bar(places, numbers, 0.9 * width, color=styles[name]["color"], label=name)
         rounded = np.round(numbers, 3) + 0.0  # a negative zero becomes 0
         words = [f"{number:+.3f}".replace("-", "−") for number in rounded]
         ax.bar_label(bars, words, padding=2, fontsize="small")
     ax.axhline(0, color="0.2", linewidth=1.2)
     ax.set_yscale("symlog", linthresh=linear)
     ax.margins(y=0.2)
-    ax.set(xlabel=x, ylabel=y, xticks=range(1, max(map(len, series.values())) + 1), yticks=[0])
+    longest = max(len(numbers) for numbers in series.values())
+    ax.set(xlabel=x, ylabel=y, xticks=range(1, longest + 1), yticks=[0])
     ax.tick_params(axis="y", which="minor", left=False)
     plots.legend(ax)
     return ax

@@ -6,6 +6,7 @@ say the same on paper.
 
 import functools
 import html
+import math
 import unicodedata
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,33 +33,43 @@ def token_pieces(tokenizer, ids: Sequence[int]) -> list[str]:
     """The text of every token: a special token's is its name; if tokens share a character, the first one has it."""
     ids = [int(i) for i in ids]
     text, places = TokenText(tokenizer)(ids)
-    pieces, last = [], 0
+    pieces = []
+    covered = 0  # characters of the text that earlier tokens have
     for token, (start, end) in zip(ids, places, strict=True):
-        pieces.append(
-            text[max(start, last) : end] if start < end else tokenizer.convert_ids_to_tokens(token)
-        )
-        last = max(last, end)
+        if start < end:
+            pieces.append(text[max(start, covered) : end])
+        else:  # a special token has no characters of the text
+            pieces.append(tokenizer.convert_ids_to_tokens(token))
+        covered = max(covered, end)
     return pieces
 
 
 def _width(text: str) -> int:
     """The columns that a text takes: those of East Asia are two wide."""
-    return sum(1 + (unicodedata.east_asian_width(char) in "WF") for char in text)
+    columns = 0
+    for character in text:
+        is_wide = unicodedata.east_asian_width(character) in "WF"
+        columns += 2 if is_wide else 1
+    return columns
 
 
 @functools.cache
 def _fonts(characters: frozenset[str]) -> list[str]:
     """The monospace font, and installed fonts for characters that it lacks; warn once if no font has a character."""
-    fonts, missing = (
-        ["monospace"],
-        _lacking(font_manager.findfont("monospace"), filter(str.isprintable, characters)),
-    )
-    for font in font_manager.fontManager.ttflist if missing else ():
-        # boxes for all
-        left = missing if font.name.startswith("Last Resort") else _lacking(font.fname, missing)
-        fonts, missing = fonts + [font.name] * (left < missing), left
+    fonts = ["monospace"]
+    printable = {character for character in characters if character.isprintable()}
+    missing = _lacking(font_manager.findfont("monospace"), printable)
+    for font in font_manager.fontManager.ttflist:
+        if not missing:
+            break
+        if font.name.startswith("Last Resort"):  # it has a box for every character
+            continue
+        still_missing = _lacking(font.fname, missing)
+        if still_missing < missing:
+            fonts.append(font.name)
+        missing = still_missing
     if missing:
-        # one for each character and figure
+        # matplotlib would warn of each character in each figure.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         warnings.warn(
             f"no font has {min(missing)}: install one such as Noto Sans CJK, then restart",
@@ -68,9 +79,14 @@ def _fonts(characters: frozenset[str]) -> list[str]:
 
 
 def _lacking(font: str, characters: Iterable[str]) -> set[str]:
-    return {
-        char for char in characters if not font_manager.get_font(font).get_char_index(ord(char))
-    }
+    """Those of the characters that the font of this file has no glyph for."""
+    glyph_of = font_manager.get_font(font).get_char_index
+    return {character for character in characters if not glyph_of(ord(character))}
+
+
+def _visible(piece: str) -> str:
+    """The text of a token as figures show it: breaks and tabs as arrows, and a token without any text as a dot."""
+    return piece.translate(_VISIBLE) or "·"
 
 
 def draw_spans(ax: Axes, pieces: Sequence[str], macro: MacroActions, columns: int = 64) -> None:
@@ -79,31 +95,43 @@ def draw_spans(ax: Axes, pieces: Sequence[str], macro: MacroActions, columns: in
     White strokes separate tokens, and gaps macro actions. A macro action that continues on the next line is open at its
     end. Tokens of an environment, which belong to no macro action, are grey.
     """
-    shown = [piece.translate(_VISIBLE) or "·" for piece in pieces]
-    places, line, right = [], 0, 0  # of each token: its line, and the characters before it
-    for text in shown:
-        if right and right + _width(text) > columns:
-            line, right = line + 1, 0
-        places.append((line, right))
-        right += _width(text)
-    width = max(left + _width(text) for (_, left), text in zip(places, shown, strict=True))
-    ax.set(xlim=(0, width), ylim=(line + 1, 0))
+    # 1. The line of each token, and the columns before it.
+    shown = [_visible(piece) for piece in pieces]
+    widths = [_width(text) for text in shown]
+    places: list[tuple[int, int]] = []
+    line = 0
+    column = 0
+    for width in widths:
+        if column > 0 and column + width > columns:
+            line += 1
+            column = 0
+        places.append((line, column))
+        column += width
+    # 2. Axes of as many columns as the longest line has; letters become smaller if the figure is too narrow for it.
+    longest = max(column + width for (_, column), width in zip(places, widths, strict=True))
+    ax.set(xlim=(0, longest), ylim=(line + 1, 0))
     ax.axis("off")
-    size = min(9 * ax.get_window_extent().width / ax.figure.dpi / (width * CELL), 9)
-    words = {
-        "fontsize": size,
+    inches = ax.get_window_extent().width / ax.figure.dpi
+    look_of_text = {
+        "fontsize": min(9 * inches / (longest * CELL), 9),
         "family": _fonts(frozenset("".join(shown))),
         "ha": "center",
         "va": "center",
         "parse_math": False,
     }
+    # 3. Macro actions: of each token a box, a line under it, a stroke before it unless it is the first, and its text.
     for number, (start, end) in enumerate(macro.spans()[0]):
         for t in range(start, end):
             y, x = places[t]
-            a, b = x + 0.12 * (t == start), x + _width(shown[t]) - 0.12 * (t == end - 1)
+            left = x
+            right = x + widths[t]
+            if t == start:
+                left += 0.12  # half of the gap to the macro action before
+            if t == end - 1:
+                right -= 0.12
             box = Rectangle(
-                (a, y + 0.08),
-                b - a,
+                (left, y + 0.08),
+                right - left,
                 0.84,
                 color=PALE_SPANS[number % 2],
                 lw=0,
@@ -111,7 +139,7 @@ def draw_spans(ax: Axes, pieces: Sequence[str], macro: MacroActions, columns: in
             )
             ax.add_patch(box)
             ax.plot(
-                [a, b],
+                [left, right],
                 [y + 0.92] * 2,
                 color=SPANS[number % 2],
                 linewidth=1.2,
@@ -119,10 +147,12 @@ def draw_spans(ax: Axes, pieces: Sequence[str], macro: MacroActions, columns: in
             )
             if t > start:
                 ax.plot([x, x], [y + 0.12, y + 0.84], color="white", linewidth=0.8)
-            ax.text(x + _width(shown[t]) / 2, y + 0.47, shown[t], **words)
-    for t in (~macro.token_mask[0, : len(pieces)]).nonzero()[:, 0].tolist():  # of an environment
+            ax.text(x + widths[t] / 2, y + 0.47, shown[t], **look_of_text)
+    # 4. Tokens of an environment.
+    in_no_action = ~macro.token_mask[0, : len(pieces)]
+    for t in in_no_action.nonzero()[:, 0].tolist():
         y, x = places[t]
-        ax.text(x + _width(shown[t]) / 2, y + 0.47, shown[t], color="0.5", style="italic", **words)
+        ax.text(x + widths[t] / 2, y + 0.47, shown[t], color="0.5", style="italic", **look_of_text)
 
 
 def spans_html(
@@ -132,6 +162,14 @@ def spans_html(
 
     Text and page keep their colours, and spans are half transparent, so they suit light and dark pages. Underlines
     stay if a printer leaves backgrounds out. Hover over a span to see its length.
+
+    Args:
+        pieces: the tokens' texts, see `token_pieces`.
+        segmentations: name of a line to the macro actions that it shows.
+        row: which response of the segmentations the tokens are.
+
+    Raises:
+        InputError: the last macro action ends before the last token, or after it.
     """
     lines = []
     for name, segmentation in segmentations.items():
@@ -141,40 +179,37 @@ def spans_html(
             raise InputError(
                 f"{name}: its macro actions cover {covered} tokens, the response has {len(pieces)}"
             )
-        before = [0, *(end for _, end in spans[:-1])]
-        holes = (
-            [_hole(pieces[end:start]) for end, (start, _) in zip(before, spans, strict=True)]
-            if spans
-            else []
-        )
-        cells = "".join(
-            hole + _span(pieces[a:b], i)
-            for i, (hole, (a, b)) in enumerate(zip(holes, spans, strict=True))
-        )
+        cells = []
+        end_before = 0
+        for number, (start, end) in enumerate(spans):
+            if start > end_before:
+                cells.append(_hole(pieces[end_before:start]))
+            cells.append(_span(pieces[start:end], number))
+            end_before = end
         lines.append(
             f'<tr style="background:transparent"><th scope="row" style="text-align:left;vertical-align:top;'
             f'padding:3px 10px 3px 0;font-weight:600;white-space:nowrap">{html.escape(name)}</th>'
             f'<td style="text-align:left;padding:3px 0;line-height:1.9;font-family:monospace;white-space:pre-wrap;'
-            f'overflow-wrap:anywhere">{cells}</td></tr>'
+            f'overflow-wrap:anywhere">{"".join(cells)}</td></tr>'
         )
     return f'<table style="border-collapse:collapse;border:none;color:inherit">{"".join(lines)}</table>'
 
 
 def _hole(pieces: Sequence[str]) -> str:
-    text = html.escape("".join(piece.translate(_VISIBLE) or "·" for piece in pieces))
-    return (
-        text
-        and f'<span title="environment" style="opacity:0.6;font-style:italic;margin-right:2px">{text}</span>'
-    )
+    """Tokens of an environment, which belong to no macro action."""
+    text = html.escape("".join(_visible(piece) for piece in pieces))
+    return f'<span title="environment" style="opacity:0.6;font-style:italic;margin-right:2px">{text}</span>'
 
 
 def _span(pieces: Sequence[str], number: int) -> str:
-    colour, text = SPANS[number % 2], "".join(piece.translate(_VISIBLE) or "·" for piece in pieces)
-    length = f"{len(pieces)} token{'s' * (len(pieces) != 1)}"
+    """The tokens of macro action `number`, counted from 0; colours alternate."""
+    colour = SPANS[number % 2]
+    text = html.escape("".join(_visible(piece) for piece in pieces))
+    length = "1 token" if len(pieces) == 1 else f"{len(pieces)} tokens"
     return (
         f'<span title="{length}" style="background:{colour}55;border-bottom:2px solid {colour};border-radius:3px;'
         f'padding:1px 0;margin-right:2px;-webkit-print-color-adjust:exact;print-color-adjust:exact">'
-        f"{html.escape(text)}</span>"
+        f"{text}</span>"
     )
 
 
@@ -184,8 +219,10 @@ def length_histograms(segmentations: Mapping[str, MacroActions]) -> np.ndarray:
     Shares are of *tokens*, not of macro actions: the chance that a random token is in a macro action of that length.
     Lengths from 16 on share the last bar; a dashed line marks the mean length of a macro action.
     """
-    longest, columns = 16, min(3, len(segmentations))
-    rows = -(-len(segmentations) // columns)
+    longest = 16
+    panels = len(segmentations)
+    columns = min(3, panels)
+    rows = math.ceil(panels / columns)
     figure, axes = plt.subplots(
         rows,
         columns,
@@ -195,28 +232,34 @@ def length_histograms(segmentations: Mapping[str, MacroActions]) -> np.ndarray:
         figsize=(7.2, 1.5 * rows + 0.4),
         layout="constrained",
     )
-    ticks = [1, *range(5, longest - 2, 5), longest]
+    ticks = [1, *range(5, longest - 2, 5)]
+    # The last row may have fewer panels than columns.
     for ax, (name, macro) in zip(axes.flat, segmentations.items(), strict=False):
         lengths = macro.lengths[macro.mask].numpy()
-        bars = {
-            "weights": lengths,
-            "stat": "proportion",
-            "discrete": True,
-            "binrange": (1, longest),
-        }
-        look = {"color": SERIES[0], "alpha": 1, "linewidth": 0, "shrink": 0.85}
-        seaborn.histplot(x=lengths.clip(max=longest), ax=ax, **bars, **look)
+        seaborn.histplot(
+            x=lengths.clip(max=longest),
+            ax=ax,
+            weights=lengths,  # a macro action counts as often as it has tokens
+            stat="proportion",
+            discrete=True,
+            binrange=(1, longest),
+            color=SERIES[0],
+            alpha=1,
+            linewidth=0,
+            shrink=0.85,
+        )
         ax.axvline(min(lengths.mean(), longest), color=SERIES[3], linestyle="--", linewidth=1.2)
         ax.set_title(f"{name}: mean {lengths.mean():.1f}", fontsize="medium", parse_math=False)
-        ax.set_xticks(ticks, [*map(str, ticks[:-1]), f"≥{longest}"])
+        ax.set_xticks([*ticks, longest], [*(str(tick) for tick in ticks), f"≥{longest}"])
         ax.set(xlabel="", ylabel="")
-    for ax in axes.flat[len(segmentations) :]:
+    for ax in axes.flat[panels:]:
         ax.axis("off")
-    for ax in axes.flat[max(len(segmentations) - columns, 0) : len(segmentations)]:
+    lowest_of_columns = axes.flat[max(panels - columns, 0) : panels]
+    for ax in lowest_of_columns:
         ax.tick_params(labelbottom=True)  # there is no panel below it
     figure.supxlabel("length of the macro action (tokens)", fontsize="medium")
     figure.supylabel("share of tokens", fontsize="medium")
-    return axes.flat[: len(segmentations)]
+    return axes.flat[:panels]
 
 
 def rule_table(segmentations: Mapping[str, MacroActions]) -> str:
@@ -224,24 +267,28 @@ def rule_table(segmentations: Mapping[str, MacroActions]) -> str:
     lines = []
     for name, macro in segmentations.items():
         facts = describe(macro)
-        numbers = facts["macro_actions_per_response"], facts["mean_length"], facts["single_share"]
-        lines.append([name, *map("{:{}}".format, numbers, (".1f", ".1f", ".0%"))])
+        per_answer = f"{facts['macro_actions_per_response']:.1f}"
+        mean_length = f"{facts['mean_length']:.1f}"
+        lines.append([name, per_answer, mean_length, f"{facts['single_share']:.0%}"])
     heads = ["macro actions per answer", "mean length (tokens)", "macro actions of one token"]
     return markdown(["rule", *heads], lines)
 
 
 def boundary_map(names: Sequence[str], beyond: np.ndarray) -> Axes:
     """Draw how many boundaries every two rules share as a map; `beyond`: [R, R] F1 minus what chance gives."""
-    ax = plt.subplots(figsize=(7.2, 0.5 * len(names) + 0.9), layout="constrained")[1]
-    look = {
-        "vmin": 0,
-        "vmax": 1,
-        "cmap": "cividis",
-        "linewidths": 0.5,
-        "cbar": False,
-        "square": False,
-    }
-    seaborn.heatmap(np.asarray(beyond) + 0.0, annot=True, fmt="z.2f", ax=ax, **look)
+    _, ax = plt.subplots(figsize=(7.2, 0.5 * len(names) + 0.9), layout="constrained")
+    seaborn.heatmap(
+        np.asarray(beyond) + 0.0,  # a negative zero becomes 0
+        annot=True,
+        fmt="z.2f",
+        ax=ax,
+        vmin=0,
+        vmax=1,
+        cmap="cividis",
+        linewidths=0.5,
+        cbar=False,
+        square=False,
+    )
     ax.set_xticklabels(names, rotation=30, ha="right")
     ax.set_yticklabels(names, rotation=0)
     ax.set(xlabel="rule", ylabel="rule")
@@ -256,15 +303,16 @@ def surprise_figure(
 
     The axis is logarithmic; numbers below 1e-6 nats are drawn at 1e-6.
     """
-    ax, shown = plt.subplots(figsize=(7.2, 3.2), layout="constrained")[1], np.maximum(nll, 1e-6)
+    _, ax = plt.subplots(figsize=(7.2, 3.2), layout="constrained")
+    shown = np.maximum(nll, 1e-6)
     ax.plot(shown, "o", color="0.45", markersize=4, label="nll of the token")
     for number, (start, end) in enumerate(spans):
-        ends, label = [start - 0.4, end - 0.6], "mean of its macro action" if number == 0 else None
-        ax.plot(ends, [np.mean(nll[start:end])] * 2, color=SERIES[3], linewidth=2, label=label)
+        label = "mean of its macro action" if number == 0 else None  # one for all
+        mean = np.mean(nll[start:end])
+        ax.plot([start - 0.4, end - 0.6], [mean, mean], color=SERIES[3], linewidth=2, label=label)
     ax.set_yscale("log")
-    ax.set_xticks(
-        range(len(shown)), [piece.strip() or "␣" for piece in pieces], rotation=90, fontsize=9
-    )
+    words = [piece.strip() or "␣" for piece in pieces]
+    ax.set_xticks(range(len(shown)), words, rotation=90, fontsize=9)
     ax.set(xlabel="token", ylabel="nll (nats, log scale)", ylim=(shown.min() / 3, 30))
     ax.legend(ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))
     return ax
@@ -278,13 +326,15 @@ def gain_over_length(fixed: Mapping[str, tuple], rules: Mapping[str, tuple]) -> 
     more than the line, the reason is where it cuts.
     """
     ax = plots.subplots((1, 1), 0.42)[0, 0]
-    grey = [(length, gain["mean"]) for length, gain in fixed.values()]
-    ax.plot(*zip(*grey, strict=True), "o-", color="0.5", label="fixed numbers of tokens")
+    lengths = [length for length, _ in fixed.values()]
+    gains = [gain["mean"] for _, gain in fixed.values()]
+    ax.plot(lengths, gains, "o-", color="0.5", label="fixed numbers of tokens")
     styles = method_styles(rules, marker=True)
     for name, (length, gain) in rules.items():
-        bars = [[gain["mean"] - gain["low"]], [gain["high"] - gain["mean"]]]
+        below = gain["mean"] - gain["low"]
+        above = gain["high"] - gain["mean"]
         look = styles[name] | {"linestyle": "none", "markersize": 6, "elinewidth": 1}
-        ax.errorbar(length, gain["mean"], bars, label=name, **look)
+        ax.errorbar(length, gain["mean"], [[below], [above]], label=name, **look)
     ax.set(
         xscale="log",
         xlabel="tokens to a macro action (mean; log scale)",

@@ -16,23 +16,22 @@ def memory_bars(estimates: Mapping[str, object], card: float) -> Axes:
     """
     ax = plots.subplots((1, 1), 0.46)[0, 0]
     for row, memory in enumerate(estimates.values()):
-        fixed = {
-            "weights": memory.weights,
-            "adapters and optimizer": memory.adapters + memory.optimizer,
-        }
-        turns = {"sampling": memory.generation, "training": memory.training}
-        for (turn, size), shift, colour in zip(
-            turns.items(), (-0.2, 0.2), ("C2", "C3"), strict=True
-        ):
+        # Weights, adapters and optimizer stay in memory all the time, and so begin both bars.
+        always = (
+            ("weights", memory.weights, "C0"),
+            ("adapters and optimizer", memory.adapters + memory.optimizer, "C1"),
+        )
+        sampling = (*always, ("sampling", memory.generation, "C2"))
+        training = (*always, ("training", memory.training, "C3"))
+        for shift, parts in ((-0.2, sampling), (0.2, training)):
             left = 0
-            for (part, part_size), fill in zip(
-                (fixed | {turn: size}).items(), ("C0", "C1", colour), strict=True
-            ):
-                ax.barh(row + shift, part_size / 1e9, 0.36, left / 1e9, color=fill, label=part)
-                left += part_size
-    ax.axvline(
-        card / 1e9, color="0.3", linestyle=":", linewidth=1, label=f"a card of {card / 1e9:.0f} GB"
-    )
+            for label, size, colour in parts:
+                ax.barh(row + shift, size / 1e9, 0.36, left / 1e9, color=colour, label=label)
+                left += size
+    gigabytes = card / 1e9
+    label = f"a card of {gigabytes:.0f} GB"
+    ax.axvline(gigabytes, color="0.3", linestyle=":", linewidth=1, label=label)
+    # Every bar has named its parts: the legend has each name once.
     handles, names = ax.get_legend_handles_labels()
     by_name = dict(zip(names, handles, strict=True))
     ax.figure.legend(by_name.values(), by_name, loc="outside upper center", ncols=3)

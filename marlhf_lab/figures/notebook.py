@@ -60,7 +60,12 @@ def profile_name() -> str:
 
 def pick(smoke: T, cpu: T, gpu: T | None = None) -> T:
     """Return the value for this notebook's profile; gpu takes cpu's value if it has none."""
-    return {"smoke": smoke, "cpu": cpu, "gpu": cpu if gpu is None else gpu}[profile_name()]
+    name = profile_name()
+    if name == "smoke":
+        return smoke
+    if name == "gpu" and gpu is not None:
+        return gpu
+    return cpu
 
 
 def setup(seed: int = 0, profile: str = "", sharpness: float = 1.5) -> None:
@@ -108,19 +113,25 @@ class _Bar(tqdm):
 
     def __init__(self, *args: Any, **kwargs: Any):
         look = {
+            "file": sys.stdout,
+            "mininterval": 0.5,
             "bar_format": "{l_bar}{bar}| {n_fmt}/{total_fmt} [{remaining} left{postfix}]",
             "ncols": 90,
         }
-        if not kwargs.get("leave", True) and headless():  # nobody watches it, and blanks would stay
+        disappears = not kwargs.get("leave", True)
+        if disappears and headless():  # nobody watches it, and blanks would stay
             kwargs["disable"] = True
-        super().__init__(*args, **{"file": sys.stdout, "mininterval": 0.5, **look} | kwargs)
+        super().__init__(*args, **look | kwargs)
 
 
 def check_restart() -> None:
     """Raise `InputError` if the kernel has imported another version of a package than the one now installed."""
     for name, package in REPLACED.items():
-        loaded = getattr(sys.modules.get(name), "__version__", None)
-        installed = metadata.version(package) if loaded else None
+        module = sys.modules.get(name)
+        loaded = getattr(module, "__version__", None)
+        if loaded is None:  # not imported yet: the import will find what is installed
+            continue
+        installed = metadata.version(package)
         if loaded != installed:
             raise InputError(
                 f"{name} {loaded} was imported before {installed} was installed: restart the kernel (in Colab: "
@@ -148,7 +159,8 @@ def _show_figures_as_pictures(sharpness: float) -> None:
         picture, width = _picture(figure, sharpness)
         return {"image/png": picture}, {"image/png": {"width": width}}
 
-    if shell := get_ipython():
+    shell = get_ipython()
+    if shell:  # None outside of a notebook
         shell.display_formatter.mimebundle_formatter.for_type(Figure, bundle)
 
 
@@ -156,11 +168,12 @@ def _picture(figure: Any, sharpness: float) -> tuple[str, int]:
     """A figure as PNG in base64, and its width on the page, in pixels."""
     import PIL.Image
 
-    drawing, small = BytesIO(), BytesIO()
-    figure.savefig(drawing, format="png", bbox_inches="tight", dpi=sharpness * PAGE["figure.dpi"])
-    picture = PIL.Image.open(drawing).convert("RGB").quantize(**PALETTE)
-    picture.save(small, "png", optimize=True)
-    return b64encode(small.getvalue()).decode(), round(picture.width / sharpness)
+    drawn = BytesIO()
+    figure.savefig(drawn, format="png", bbox_inches="tight", dpi=sharpness * PAGE["figure.dpi"])
+    picture = PIL.Image.open(drawn).convert("RGB").quantize(**PALETTE)
+    with_few_colours = BytesIO()
+    picture.save(with_few_colours, "png", optimize=True)
+    return b64encode(with_few_colours.getvalue()).decode(), round(picture.width / sharpness)
 
 
 @dataclass(frozen=True)
@@ -196,9 +209,10 @@ def page(name: str, height: int) -> str:
 
     The notebook holds the page compressed; the browser unpacks it.
     """
+    content = shipped(f"interactive/{name}.html", "figures").read_bytes()
     packed = b64encode(
-        gzip.compress(shipped(f"interactive/{name}.html", "figures").read_bytes(), mtime=0)
-    ).decode()
+        gzip.compress(content, mtime=0)
+    ).decode()  # without the time: always the same bytes
     opened = f"""<script>(async () => {{
 const bytes = Uint8Array.from(atob("{packed}"), (c) => c.charCodeAt(0));
 const page = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
@@ -226,11 +240,9 @@ def rounded(numbers: Any, digits: int) -> Any:
         table = numbers.round(digits)
         table[floats] = table[floats] + 0.0
         return table
-    return (
-        numbers.round(decimals=digits) + 0.0
-        if isinstance(numbers, torch.Tensor)
-        else numbers.round(digits) + 0.0
-    )
+    if isinstance(numbers, torch.Tensor):
+        return numbers.round(decimals=digits) + 0.0
+    return numbers.round(digits) + 0.0
 
 
 def frame(columns: Any, digits: int = 2, index: Any = None) -> Any:

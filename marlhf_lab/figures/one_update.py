@@ -40,8 +40,12 @@ STORY = {"n": 3, "lam": 0.95, "sees": 0.0, "beta": 0.0, "steps": 0, "hole": 0}
 
 def true_advantages() -> list[float]:
     """What each word changed in the expected score: ¼ if it is right, minus ¼ of its chance to be right."""
-    chances = [torch.tensor(p).exp().item() for p in POLICY]
-    return [0.25 * ((a == b) - p) for a, b, p in zip(WRITTEN, WANTED, chances, strict=True)]
+    advantages = []
+    for written, wanted, logprob in zip(WRITTEN, WANTED, POLICY, strict=True):
+        chance = torch.tensor(logprob).exp().item()
+        is_right = written == wanted
+        advantages.append(0.25 * (is_right - chance))
+    return advantages
 
 
 def on_mask(x: Tensor, mask: Tensor) -> Tensor:
@@ -54,6 +58,9 @@ def one_update(
 ) -> dict[str, list[float]]:
     """Return each row of the page as a list, for words (6 numbers) or for macro actions.
 
+    Rows of MA-PPO have names that begin with `macro_`. `share` has two numbers, PPO's and MA-PPO's: what the first of
+    `LONG` words keeps of the credit.
+
     Args:
         n: words in a macro action, from 1.
         lam: GAE's λ, per word for PPO and per macro action for MA-PPO.
@@ -62,43 +69,48 @@ def one_update(
         steps: gradient steps on the sentence.
         hole: words that somebody else says after the third one.
     """
+    # 1. What both methods share: the words, the critic's values before them, and what KL costs.
     mask = torch.tensor([[True] * 3 + [False] * hole + [True] * 3])
     values = torch.tensor([[BLIND + sees * (value - BLIND) for value in SEEING]])
-    old, reference = (
-        on_mask(of_sentence(table(logprobs)), mask) for logprobs in (POLICY, REFERENCE)
-    )
-    penalties = kl_rewards(old, reference, mask, beta)
-    rows = {
-        "V": values,
-        "share": torch.tensor([[signal_kept(0, LONG, size, lam, 0.0) for size in (1, n)]]),
-    }
-    for name, macro in (("", FixedNGram(1)(mask)), ("macro_", FixedNGram(n)(mask))):
+    old_logprobs = on_mask(of_sentence(table(POLICY)), mask)
+    reference_logprobs = on_mask(of_sentence(table(REFERENCE)), mask)
+    penalties = kl_rewards(old_logprobs, reference_logprobs, mask, beta)
+    shares = [signal_kept(0, LONG, size, lam, 0.0) for size in (1, n)]
+    rows = {"V": values, "share": torch.tensor([shares])}
+    # 2. PPO, whose actions are single words, and MA-PPO.
+    for method, macro in (("", FixedNGram(1)(mask)), ("macro_", FixedNGram(n)(mask))):
         rewards = macro_rewards(penalties, torch.tensor([SCORE]), macro)
         pooled = macro_values(on_mask(values, mask), macro)
         advantages, _ = gae(rewards, pooled, macro.mask, lam=lam)
         deltas, _ = gae(rewards, pooled, macro.mask, lam=0.0)  # GAE with λ = 0 is the TD error
-        rows |= {
-            f"{name}r": rewards,
-            f"{name}V": pooled,
-            f"{name}delta": deltas,
-            f"{name}A": macro.broadcast(advantages)[mask][None],
-        }
-        rows |= {f"{name}{key}": row for key, row in after_steps(advantages, macro, steps).items()}
+        rows[f"{method}r"] = rewards
+        rows[f"{method}V"] = pooled
+        rows[f"{method}delta"] = deltas
+        rows[f"{method}A"] = macro.broadcast(advantages)[mask][None]
+        for name, row in after_steps(advantages, macro, steps).items():
+            rows[f"{method}{name}"] = row
     return {name: row[0].tolist() for name, row in rows.items()}
 
 
 def after_steps(advantages: Tensor, macro: MacroActions, steps: int) -> dict[str, Tensor]:
-    """Probabilities, ratios, and which words the clip has stopped, after gradient steps on the policy loss [1, 6]."""
-    logits, old, mask = table(POLICY), of_sentence(table(POLICY)), macro.token_mask
-    for _ in range(steps + 1):  # the last slope shows which words the clip has stopped
+    """What gradient steps on the policy loss change in each word [1, 6].
+
+    Returns `p`, probabilities; `rho`, their ratios to the old ones; `stopped`, 1.0 for words that the clip has stopped.
+    """
+    logits = table(POLICY)
+    old = of_sentence(logits)
+    mask = macro.token_mask
+    # One more pass than steps: its slope shows which words the clip has stopped. Its step is not looked at.
+    for _ in range(steps + 1):
         logits.requires_grad_()
         new = of_sentence(logits)
         loss, _ = policy_loss(
             on_mask(new, mask), on_mask(old, mask), advantages, macro, clip=EPSILON
         )
-        slope, push = torch.autograd.grad(loss, (logits, new))
+        slope, slope_of_words = torch.autograd.grad(loss, (logits, new))
         logits = (logits - RATE * slope).detach()
-    stopped = (push == 0) & (macro.broadcast(advantages)[mask] != 0)
+    has_advantage = macro.broadcast(advantages)[mask] != 0
+    stopped = (slope_of_words == 0) & has_advantage
     return {"p": new.detach().exp(), "rho": (new - old).detach().exp(), "stopped": stopped.float()}
 
 
@@ -109,21 +121,22 @@ def page_data() -> dict:
         STORY | {"lam": 1.0},
         STORY | {"sees": 1.0},
         STORY | {"sees": 1.0, "beta": BETA, "steps": 4},
+        STORY | {"n": 4, "hole": 2},
     ]
-    settings.append(STORY | {"n": 4, "hole": 2})
-    checks = [{"settings": setting, "rows": one_update(**setting)} for setting in settings]
-    constants = {
+    return {
         "score": SCORE,
         "beta": BETA,
         "epsilon": EPSILON,
         "rate": RATE,
         "long": LONG,
         "blind": BLIND,
-    }
-    tables = {
         "policy": table(POLICY).tolist(),
         "reference": table(REFERENCE).tolist(),
         "seeing": SEEING,
+        "words": WORDS,
+        "wanted": WANTED,
+        "written": WRITTEN,
+        "truth": true_advantages(),
+        "story": STORY,
+        "checks": [{"settings": setting, "rows": one_update(**setting)} for setting in settings],
     }
-    sentence = {"words": WORDS, "wanted": WANTED, "written": WRITTEN, "truth": true_advantages()}
-    return constants | tables | sentence | {"story": STORY, "checks": checks}

@@ -30,18 +30,16 @@ def outcome_shares(runs: plots.Runs, smooth: int = 5) -> np.ndarray:
     """
     axes = plots.grid(len(runs), 0.12, 0.36, sharey=True)
     for ax, (method, group) in zip(axes, runs.items(), strict=True):
-        length = min(map(len, group))
-        areas = [
-            np.mean(
-                [[sum(row[name] for name in names) for row in run[:length]] for run in group],
-                axis=0,
-            )
-            for names in OUTCOMES.values()
-        ]
-        updates = [row["update"] for row in group[0][:length]]
-        areas = [trailing_mean(area, smooth) for area in areas]
+        shortest = min(len(run) for run in group)
+        group = [run[:shortest] for run in group]
+        areas = []
+        for names in OUTCOMES.values():
+            of_runs = []  # [runs, updates]
+            for run in group:
+                of_runs.append([sum(row[name] for name in names) for row in run])
+            areas.append(trailing_mean(np.mean(of_runs, axis=0), smooth))
         ax.stackplot(
-            updates,
+            [row["update"] for row in group[0]],
             areas,
             colors=[PROGRAMS[name] for name in OUTCOMES],
             labels=list(OUTCOMES),
@@ -51,6 +49,9 @@ def outcome_shares(runs: plots.Runs, smooth: int = 5) -> np.ndarray:
         ax.margins(x=0)
         plots.dress(ax, "update", "share")
     plots.legend(axes[0])
-    text = "Programs of the training batches by what became of them: mean over seeds and the last {} updates."
-    plots.caption(axes[0].figure, text.format(smooth))
+    plots.caption(
+        axes[0].figure,
+        "Programs of the training batches by what became of them: mean over seeds and the last "
+        f"{smooth} updates.",
+    )
     return axes

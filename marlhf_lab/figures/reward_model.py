@@ -18,6 +18,8 @@ from marlhf_lite.plotting.styles import SERIES
 from marlhf_lite.plotting.training import STYLE, signed
 from marlhf_lite.utils.errors import InputError
 
+_DASHED = {"color": "0.5", "linestyle": "--", "linewidth": 1}
+
 
 class Bin(NamedTuple):
     """Pairs in one bin: they are alike in the number by which they were sorted."""
@@ -44,10 +46,18 @@ def bin_pairs(
     by = np.abs(margins) if by is None else finite("by", by, count=len(margins))
     bins = []
     for rows in np.array_split(np.argsort(by, kind="stable"), count):
-        right = wilson(float((np.sign(margins[rows]) / 2 + 0.5).sum()), len(rows))
-        predicted = float(sigmoid(np.abs(margins[rows])).mean())
+        is_right = np.sign(margins[rows]) / 2 + 0.5  # 1 above 0, 0 below it, a half for a tie
+        right = wilson(float(is_right.sum()), len(rows))
+        certainty = sigmoid(np.abs(margins[rows]))
         bins.append(
-            Bin(float(by[rows].mean()), predicted, right.mean, right.low, right.high, len(rows))
+            Bin(
+                gap=float(by[rows].mean()),
+                predicted=float(certainty.mean()),
+                right=right.mean,
+                low=right.low,
+                high=right.high,
+                pairs=len(rows),
+            )
         )
     return bins
 
@@ -57,23 +67,23 @@ def correlation(
 ) -> float:
     """Return Pearson's correlation of x and y [N]; with `given` [N], that of their residuals on a line in `given`.
 
-    Raises `InputError` for different lengths, and if x or y does not vary.
+    Raises `InputError` for different lengths, and if x or y does not vary (with `given`: not beyond the line).
     """
     columns = {"x": finite("x", x), "y": finite("y", y, count=len(x))}
-    line = (
-        np.ones((len(x), 1))
-        if given is None
-        else np.vander(finite("given", given, count=len(x)), 2)
-    )
-    residuals = {
-        name: z - line @ np.linalg.lstsq(line, z, rcond=None)[0] for name, z in columns.items()
-    }
-    for name, residual in residuals.items():
-        if np.linalg.norm(residual) <= 1e-9 * np.linalg.norm(columns[name]):
-            raise InputError(
-                f"{name} does not vary{'' if given is None else ' if `given` is the same'}"
-            )
-    return float(np.corrcoef(*residuals.values())[0, 1])
+    if given is None:
+        fitted_to = np.ones((len(x), 1))  # a mean, which a correlation takes away anyway
+    else:
+        fitted_to = np.vander(finite("given", given, count=len(x)), 2)  # a line
+    residuals = []
+    for name, column in columns.items():
+        coefficients = np.linalg.lstsq(fitted_to, column, rcond=None)[0]
+        residual = column - fitted_to @ coefficients
+        # Rounding leaves a little of a column that the line explains.
+        if np.linalg.norm(residual) <= 1e-9 * np.linalg.norm(column):
+            condition = "" if given is None else " if `given` is the same"
+            raise InputError(f"{name} does not vary{condition}")
+        residuals.append(residual)
+    return float(np.corrcoef(residuals[0], residuals[1])[0, 1])
 
 
 @plt.rc_context(STYLE)
@@ -83,15 +93,8 @@ def reliability_diagram(margins: Sequence[float], ax: Axes, count: int = 5) -> A
     A calibrated model is on the diagonal; above it, the model could be surer. Arguments and errors: see `bin_pairs`.
     """
     bins = bin_pairs(margins, count=count)
-    return _draw_bins(
-        ax,
-        bins,
-        [b.predicted for b in bins],
-        [0.5, 1],
-        [0.5, 1],
-        "calibrated",
-        "predicted, sigmoid(|margin|)",
-    )
+    ax.plot([0.5, 1], [0.5, 1], label="calibrated", **_DASHED)
+    return _draw_bins(ax, bins, [b.predicted for b in bins], "predicted, sigmoid(|margin|)")
 
 
 @plt.rc_context(STYLE)
@@ -101,9 +104,10 @@ def accuracy_by_gold(margins: Sequence[float], gap: Sequence[float], ax: Axes) -
     The sigmoid is the most that any model can reach if raters follow Bradley-Terry. Errors: see `bin_pairs`.
     """
     bins = bin_pairs(margins, np.abs(gap))
-    grid = np.linspace(0, max(b.gap for b in bins) * 1.1, 100)
-    x, label = [b.gap for b in bins], "gap in gold, |Δ|"
-    return _draw_bins(ax, bins, x, grid, sigmoid(grid), "ceiling, sigmoid(|Δ|)", label)
+    gaps = [b.gap for b in bins]
+    grid = np.linspace(0, max(gaps) * 1.1, 100)
+    ax.plot(grid, sigmoid(grid), label="ceiling, sigmoid(|Δ|)", **_DASHED)
+    return _draw_bins(ax, bins, gaps, "gap in gold, |Δ|")
 
 
 @plt.rc_context(STYLE)
@@ -114,13 +118,15 @@ def score_against_length(
 
     The title has their correlation, and that at equal gold score [N]. Errors: see `correlation`.
     """
-    of_all, at_equal_gold = (signed(correlation(lengths, scores, given)) for given in (None, gold))
-    dots, line = (
-        {"s": 6, "alpha": 0.35, "linewidths": 0, "color": SERIES[0]},
-        {"color": SERIES[3], "linewidth": 1.4},
-    )
+    of_all = signed(correlation(lengths, scores))
+    at_equal_gold = signed(correlation(lengths, scores, given=gold))
     seaborn.regplot(
-        x=np.asarray(lengths), y=np.asarray(scores), ci=None, scatter_kws=dots, line_kws=line, ax=ax
+        x=np.asarray(lengths),
+        y=np.asarray(scores),
+        ci=None,
+        scatter_kws={"s": 6, "alpha": 0.35, "linewidths": 0, "color": SERIES[0]},
+        line_kws={"color": SERIES[3], "linewidth": 1.4},
+        ax=ax,
     )
     ax.set(xlabel="response length (tokens)", ylabel="reward model score")
     ax.set_title(f"correlation {of_all}, at equal gold {at_equal_gold}", fontsize="medium")
@@ -128,23 +134,15 @@ def score_against_length(
     return ax
 
 
-def _draw_bins(
-    ax: Axes,
-    bins: list[Bin],
-    x: list[float],
-    curve_x: Sequence,
-    curve_y: Sequence,
-    curve: str,
-    label: str,
-) -> Axes:
-    """Draw the bins' shares at `x` with their intervals, beside a dashed curve."""
-    ax.plot(curve_x, curve_y, color="0.5", linestyle="--", linewidth=1, label=curve)
-    bars = np.array([[b.right - b.low, b.high - b.right] for b in bins]).T
+def _draw_bins(ax: Axes, bins: list[Bin], x: list[float], label: str) -> Axes:
+    """Draw the bins' shares ranked right at `x`, with their intervals; `label`: of the x axis."""
     shares = [b.right for b in bins]
+    below = [b.right - b.low for b in bins]
+    above = [b.high - b.right for b in bins]
     ax.errorbar(
         x,
         shares,
-        bars,
+        [below, above],
         fmt="o-",
         color=SERIES[0],
         markersize=4,
@@ -160,7 +158,7 @@ def _draw_bins(
 
 def checks_of_margins(margins: Sequence[float], gap: Sequence[float]) -> Axes:
     """Draw accuracy by the gap in gold (left) and the calibration curve (right), side by side."""
-    left, right = plt.subplots(1, 2, figsize=(7.2, 3.3), sharey=True)[1]
+    _, (left, right) = plt.subplots(1, 2, figsize=(7.2, 3.3), sharey=True)
     accuracy_by_gold(margins, gap, ax=left)
     reliability_diagram(margins, ax=right)
     right.set_ylabel("")
@@ -171,7 +169,7 @@ def scores_by_length_and_gold(
     score: Sequence[float], length: Sequence[float], gold: Sequence[float]
 ) -> Axes:
     """Draw a dot for each answer [N]: its score by its length (left) and by its gold score (right)."""
-    left, right = plt.subplots(1, 2, figsize=(7.2, 3.3), sharey=True)[1]
+    _, (left, right) = plt.subplots(1, 2, figsize=(7.2, 3.3), sharey=True)
     score_against_length(score, length, gold, ax=left)
     right.plot(gold, score, ".", markersize=3, alpha=0.35)
     right.set_xlabel("gold score")
@@ -180,12 +178,14 @@ def scores_by_length_and_gold(
 
 
 def changes_by_edit(names: Sequence[str], score: Sequence[float], gold: Sequence[float]) -> Axes:
-    """Draw what each edit of a text changes in the reward model's score (left) and in gold (right)."""
-    axes = plt.subplots(1, 2, figsize=(7.2, 2.8), sharex=True, sharey=True)[1]
-    for place, (ax, kind, numbers) in enumerate(
-        zip(axes, ("reward model score", "gold score"), (score, gold), strict=True)
-    ):
-        ax.barh(list(names), numbers, color=f"C{place}")
+    """Draw what each edit of a text changes in the reward model's score (left) and in gold (right).
+
+    names: [N] of the edits; score, gold: [N] their changes.
+    """
+    _, axes = plt.subplots(1, 2, figsize=(7.2, 2.8), sharex=True, sharey=True)
+    panels = (("reward model score", score, "C0"), ("gold score", gold, "C1"))
+    for ax, (kind, numbers, colour) in zip(axes, panels, strict=True):
+        ax.barh(list(names), numbers, color=colour)
         ax.axvline(0, color="0.3", linewidth=0.8)
         ax.set(xlabel=f"change in {kind}")
     axes[0].set_ylabel("what was done")

@@ -20,26 +20,18 @@ def value_steps(words: Sequence[str], values: Sequence[float]) -> Axes:
         words: the T words of the sentence.
         values: [T + 1], the expected score before each word, and the score.
     """
-    ax, values = plt.subplots()[1], np.asarray(values)
-    ax.step(
-        range(len(values) + 1),
-        [*values, values[-1]],
-        where="post",
-        color="0.35",
-        label="V: score expected so far",
-    )
-    for t, (low, high) in enumerate(pairwise(values), start=1):
-        colour = UP if high > low else DOWN
-        ax.annotate(
-            "", (t, high), (t, low), arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 2.5}
-        )
-        ax.text(
-            t + 0.08,
-            (low + high) / 2,
-            f"A = {high - low:+.2f}".replace("-", "−"),
-            color=colour,
-            va="center",
-        )
+    _, ax = plt.subplots()
+    values = np.asarray(values)
+    # A level after each number of words, and the last one once more, so that its line has a length.
+    levels = [*values, values[-1]]
+    label = "V: score expected so far"
+    ax.step(range(len(levels)), levels, where="post", color="0.35", label=label)
+    for t, (before, after) in enumerate(pairwise(values), start=1):
+        colour = UP if after > before else DOWN
+        arrow = {"arrowstyle": "-|>", "color": colour, "lw": 2.5}
+        ax.annotate("", (t, after), (t, before), arrowprops=arrow)
+        text = f"A = {after - before:+.2f}".replace("-", "−")
+        ax.text(t + 0.08, (before + after) / 2, text, color=colour, va="center")
     ax.set(xlabel="words written", ylabel="expected score", xlim=(0, len(values)), ylim=(0.5, 1.4))
     ax.set_xticks(range(len(values)), ["none", *words])
     ax.legend(loc="upper left")
@@ -64,8 +56,12 @@ def errors_by_lam(
 
 
 def changes(words: Sequence[str], ratios: Mapping[str, Sequence[float]], border: float) -> Axes:
-    """Draw new over old probability of each word, a bar per method; `border`: the bound of two macro actions."""
-    ax, places = plt.subplots()[1], np.arange(len(words))
+    """Draw new over old probability of each word, a bar per method; `border`: the bound of two macro actions.
+
+    ratios: two methods' names to their ratios, one for each word.
+    """
+    _, ax = plt.subplots()
+    places = np.arange(len(words))
     for shift, (name, ratio) in zip((-0.2, 0.2), ratios.items(), strict=True):
         colour = method_styles([name])[name]["color"]
         ax.bar(places + shift, np.asarray(ratio) - 1, 0.38, bottom=1, color=colour, label=name)
@@ -89,16 +85,18 @@ def pooled_values(
         macro: the segmentation; the figure shows the spans of its first answer.
         pooled: {σ: [S] values of its macro actions}.
     """
-    ax = plt.subplots(figsize=(7.2, 3.6))[1]
+    _, ax = plt.subplots(figsize=(7.2, 3.6))
     ax.plot(range(len(words)), values, "o", color="0.3", label="value before the word")
-    styles = dict(zip(pooled, ("-", "--", "-.", ":", (0, (5, 1))), strict=False))
-    for tau, (start, end) in enumerate(macro.spans()[0]):
-        left, right = start - 0.4, end - 0.75
-        heights = _apart([float(levels[tau]) for levels in pooled.values()], least=0.045)
-        for (sigma, levels), height in zip(pooled.items(), heights, strict=True):
-            level = float(levels[tau])
-            colour = method_styles([f"sigma {sigma}"])[f"sigma {sigma}"]["color"]
-            ax.hlines(level, left, right, color=colour, linestyle=styles[sigma], linewidth=2)
+    lines = dict(zip(pooled, ("-", "--", "-.", ":", (0, (5, 1))), strict=False))
+    for number, (start, end) in enumerate(macro.spans()[0]):
+        left = start - 0.4
+        right = end - 0.75
+        levels = [float(of_actions[number]) for of_actions in pooled.values()]
+        heights_of_names = _apart(levels, least=0.045)
+        for sigma, level, height in zip(pooled, levels, heights_of_names, strict=True):
+            method = f"sigma {sigma}"
+            colour = method_styles([method])[method]["color"]
+            ax.hlines(level, left, right, color=colour, linestyle=lines[sigma], linewidth=2)
             ax.plot([right, right + 0.1], [level, height], color=colour, linewidth=0.8)
             ax.text(right + 0.13, height, sigma, color=colour, va="center", fontsize="small")
     ax.set(xlabel="word", ylabel="value", xlim=(-0.6, len(words) + 0.6))
@@ -108,8 +106,9 @@ def pooled_values(
 
 
 def _apart(heights: Sequence[float], least: float) -> list[float]:
-    """The heights, each moved up as little as needed to stand this far above the next lower one."""
-    moved, highest = [0.0] * len(heights), -np.inf
+    """The heights, each moved up as little as needed to stand `least` above the next lower one."""
+    moved = [0.0] * len(heights)
+    highest = -np.inf
     for place in np.argsort(heights):
         highest = max(heights[place], highest + least)
         moved[place] = highest
@@ -121,12 +120,15 @@ def ratio_spread(moves: np.ndarray, sizes: Sequence[int], outside: Sequence[floa
 
     Args:
         moves: [draws, T], log-ratios of single tokens.
-        sizes, outside: lengths of macro actions, and the share of their ratios outside 1 ± 0.2.
+        sizes, outside: lengths of macro actions, the first 1, and the share of their ratios outside 1 ± 0.2.
     """
-    left, right = plt.subplots(1, 2, figsize=(7.4, 3))[1]
-    for n, look in zip((1, 5, 20), method_styles(["n=1", "n=5", "n=20"]).values(), strict=True):
-        counts, edges = np.histogram(np.exp(moves[:, :n].sum(1)), bins=40, range=(0.4, 1.6))
-        left.stairs(counts / len(moves), edges, linewidth=1.6, label=f"n = {n}", **look)
+    _, (left, right) = plt.subplots(1, 2, figsize=(7.4, 3))
+    styles = method_styles(["n=1", "n=5", "n=20"])
+    for n in (1, 5, 20):
+        ratios = np.exp(moves[:, :n].sum(1))
+        counts, edges = np.histogram(ratios, bins=40, range=(0.4, 1.6))
+        style = styles[f"n={n}"]
+        left.stairs(counts / len(moves), edges, linewidth=1.6, label=f"n = {n}", **style)
     left.axvspan(0.8, 1.2, color="0.5", alpha=0.15, lw=0)
     left.set(xlabel="ratio of a macro action", ylabel="share of macro actions")
     left.legend(loc="upper left")
@@ -140,8 +142,15 @@ def ratio_spread(moves: np.ndarray, sizes: Sequence[int], outside: Sequence[floa
 
 
 def learnt_values(start: Sequence[float], ends: Mapping[str, Sequence[float]], goal: float) -> Axes:
-    """Draw the values of one macro action's tokens before and after learning a return: {loss: [length]}."""
-    ax, places = plt.subplots()[1], range(len(start))
+    """Draw the values of one macro action's tokens before and after learning a return.
+
+    Args:
+        start: [n] the values before.
+        ends: two losses' names to the values [n] after.
+        goal: the return.
+    """
+    _, ax = plt.subplots()
+    places = range(len(start))
     ax.plot(places, start, "o:", color="0.4", label="start")
     for (name, end), line in zip(ends.items(), ("C0s-", "C3^--"), strict=True):
         ax.plot(places, end, line, label=name)

@@ -21,11 +21,16 @@ SIDES = ("chosen", "rejected")
 
 
 def length_table(name: str, counts: Counts) -> str:
-    """Rows, and mean and largest lengths of prompts and answers by part, in Markdown (paper: Table 4)."""
+    """Rows, and mean and largest lengths of prompts and answers by part, in Markdown (paper: Table 4).
+
+    `name`: of the data set, the head of the first column.
+    """
     lines = []
     for part, lengths in counts.items():
-        cells = [f"{n.mean():.1f} | {n.max()}" for n in lengths.values()]
-        lines.append([part, str(len(lengths["prompt"])), *cells])
+        line = [part, str(len(lengths["prompt"]))]
+        for of_texts in lengths.values():
+            line += [f"{of_texts.mean():.1f}", f"{of_texts.max()}"]
+        lines.append(line)
     return markdown(
         [name, "rows", "prompt, mean", "max", "chosen, mean", "max", "rejected, mean", "max"], lines
     )
@@ -35,28 +40,29 @@ def length_table(name: str, counts: Counts) -> str:
 def length_figure(counts: Counts) -> np.ndarray:
     """Draw the distribution of prompt lengths by part, and of answer lengths by side; return the [2] Axes."""
     axes = plots.subplots((1, 2), 0.45)[0]
+    of_prompts, of_answers = axes
     prompts = joined(counts, "prompt")
     bins = np.linspace(prompts.min(), prompts.max(), 20)
-    for (part, row), style in zip(counts.items(), ("-", "--", "-.", ":"), strict=False):
-        axes[0].hist(
-            row["prompt"],
+    for (part, lengths), line in zip(counts.items(), ("-", "--", "-.", ":"), strict=False):
+        of_prompts.hist(
+            lengths["prompt"],
             bins,
-            density=True,
+            density=True,  # parts have different numbers of rows
             histtype="step",
-            linestyle=style,
+            linestyle=line,
             linewidth=1.4,
             label=part,
         )
-    for side, colour, style in zip(SIDES, (SERIES[0], SERIES[3]), ("-", "--"), strict=True):
-        values, look = joined(counts, side), {"color": colour, "linestyle": style}
-        axes[1].hist(values, np.linspace(0, 120, 25), histtype="step", label=side, **look)
-        axes[1].axvline(values.mean(), linewidth=0.8, **look)
-    for ax, what, unit, corner in zip(
-        axes, ("prompt", "answer"), ("density", "pairs"), ("left", "right"), strict=True
-    ):
-        plots.dress(ax, f"{what} length (tokens)", unit)
+    for side, colour, line in zip(SIDES, (SERIES[0], SERIES[3]), ("-", "--"), strict=True):
+        lengths = joined(counts, side)
+        look = {"color": colour, "linestyle": line}
+        of_answers.hist(lengths, np.linspace(0, 120, 25), histtype="step", label=side, **look)
+        of_answers.axvline(lengths.mean(), linewidth=0.8, **look)
+    plots.dress(of_prompts, "prompt length (tokens)", "density")
+    plots.dress(of_answers, "answer length (tokens)", "pairs")
+    for ax, corner in ((of_prompts, "upper left"), (of_answers, "upper right")):
         ax.margins(y=0.35)
-        ax.legend(loc=f"upper {corner}")
+        ax.legend(loc=corner)
     return axes
 
 
@@ -77,23 +83,31 @@ def limit_figure(counts: Counts, default: int) -> Axes:
 
 @plt.rc_context(plots.STYLE)
 def label_figure(right: Sequence[bool], size: Sequence[float]) -> Axes:
-    """Draw how often labels agree with gold by the size of the difference in gold score [N], beside Bradley-Terry."""
-    ax, right, size = plots.subplots((1, 1), 0.42)[0, 0], np.asarray(right, float), np.asarray(size)
-    bins = [(size >= low) & (size < high) for low, high in pairwise(EDGES)]
-    bins = [inside for inside in bins if inside.sum() > 4]
-    shares = [bootstrap_mean(right[inside], n=1000) for inside in bins]
-    means = np.array([share.mean for share in shares])
-    bars = [means - [share.low for share in shares], [share.high for share in shares] - means]
+    """Draw how often labels agree with gold by the size of the difference in gold score, beside Bradley-Terry.
+
+    right: [N] whether a pair's label agrees; size: [N] the difference. Bins with fewer than five pairs are left out.
+    """
+    ax = plots.subplots((1, 1), 0.42)[0, 0]
+    right = np.asarray(right, float)
+    size = np.asarray(size)
+    # 1. Of each bin its mean size, and the share of labels that agree with its interval.
+    sizes = []
+    means = []
+    below = []
+    above = []
+    for low, high in pairwise(EDGES):
+        inside = (size >= low) & (size < high)
+        if inside.sum() < 5:
+            continue
+        share = bootstrap_mean(right[inside], n=1000)
+        sizes.append(size[inside].mean())
+        means.append(share.mean)
+        below.append(share.mean - share.low)
+        above.append(share.high - share.mean)
+    # 2. The picture.
     grid = np.linspace(0, 5, 50)
     ax.plot(grid, 1 / (1 + np.exp(-grid)), color="0.4", linestyle="--", label="Bradley–Terry")
-    ax.errorbar(
-        [size[inside].mean() for inside in bins],
-        means,
-        bars,
-        fmt="o",
-        color=SERIES[0],
-        label="measured",
-    )
+    ax.errorbar(sizes, means, [below, above], fmt="o", color=SERIES[0], label="measured")
     plots.dress(ax, "difference in gold score", "label agrees with gold")
     ax.set(ylim=(0.4, 1.02))
     ax.legend(loc="lower right")

@@ -20,17 +20,20 @@ def tree_cut(
         counts: model tokens of every leaf.
         most: tokens that a node with several leaves may have; a cutoff C is ``most=C - 1``, inclusive ``most=C``.
     """
-    ends, starts, done = set(), [], 0
-    for position, (first, last) in _spans(tree).items():
-        several = last - first > 1
-        # below an end, or too large to be one
-        if first < done or (several and sum(counts[first:last]) > most):
+    ends = set()
+    starts: list[int] = []  # the first leaf of each macro action
+    covered = 0  # leaves under the ends so far
+    for position, (first, last) in _leaves_under(tree).items():
+        has_several_leaves = last - first > 1
+        is_below_an_end = first < covered
+        is_too_large = has_several_leaves and sum(counts[first:last]) > most
+        if is_below_an_end or is_too_large:
             continue
         ends.add(position)
-        if several or not starts:  # a single leaf joins the macro action before it
+        if has_several_leaves or not starts:  # a single leaf joins the macro action before it
             starts.append(first)
-        done = last
-    return ends, list(pairwise([*starts, done]))
+        covered = last
+    return ends, list(pairwise([*starts, covered]))
 
 
 def tree_figure(tree: nltk.Tree, counts: Sequence[int], most: int) -> Axes:
@@ -38,56 +41,72 @@ def tree_figure(tree: nltk.Tree, counts: Sequence[int], most: int) -> Axes:
 
     Arguments as in `tree_cut`. Nodes under the cut are faint.
     """
-    ends, runs = tree_cut(tree, counts, most)
-    spans, depth = _spans(tree), tree.height() - 1
-    edges = np.concatenate(
-        [[0], np.cumsum([max(len(str(word)), 3) + 2.2 for word in tree.leaves()])]
+    ends, macro_actions = tree_cut(tree, counts, most)
+    leaves_under = _leaves_under(tree)
+    # 1. Leaves stand side by side, each as wide as its word; all stand in the lowest line.
+    lowest_line = tree.height() - 1
+    widths = [max(len(str(word)), 3) + 2.2 for word in tree.leaves()]
+    edges = np.concatenate([[0], np.cumsum(widths)])  # leaf i is between edges i and i + 1
+    _, ax = plt.subplots(
+        figsize=(max(edges[-1] * 0.088, 3.0), 0.36 * (lowest_line + 1.6)), layout="constrained"
     )
-    ax = plt.subplots(
-        figsize=(max(edges[-1] * 0.088, 3.0), 0.36 * (depth + 1.6)), layout="constrained"
-    )[1]
-    ax.set(xlim=(0, edges[-1]), ylim=(depth + 1.1, -0.5))
+    ax.set(xlim=(0, edges[-1]), ylim=(lowest_line + 1.1, -0.5))
     ax.axis("off")
+    # 2. Nodes: children before their parents, which stand in the middle above them.
     places: dict[tuple, tuple[float, int]] = {}
-    for position in reversed(spans):  # children before their parents
-        node, (first, last) = tree[position], spans[position]
-        faint, inner = _below(position, ends), isinstance(node, nltk.Tree)
-        text, x, y = str(node), (edges[first] + edges[last]) / 2, depth
-        if inner:
+    for position in reversed(leaves_under):
+        node = tree[position]
+        first, last = leaves_under[position]
+        is_faint = _is_below(position, ends)
+        is_end = position in ends
+        if isinstance(node, nltk.Tree):
             text = f"{node.label()} {sum(counts[first:last])}"
-            children = [places[*position, i] for i in range(len(node))]
-            x, y = (children[0][0] + children[-1][0]) / 2, len(position)
-            colour = "0.8" if faint or position in ends else "0.45"
-            for child in children:
-                ax.plot([x, child[0]], [y, child[1]], color=colour, linewidth=0.8, zorder=1)
+            colour_of_text = "0.6" if is_faint else "black"
+            children = [places[*position, number] for number in range(len(node))]
+            x = (children[0][0] + children[-1][0]) / 2
+            y = len(position)  # how many nodes are above it
+            colour_of_lines = "0.8" if is_faint or is_end else "0.45"
+            for child_x, child_y in children:
+                ax.plot([x, child_x], [y, child_y], color=colour_of_lines, linewidth=0.8, zorder=1)
+        else:
+            text = str(node)
+            colour_of_text = "black"
+            x = (edges[first] + edges[last]) / 2
+            y = lowest_line
         places[position] = x, y
         frame = {
             "boxstyle": "round,pad=0.2",
             "fc": "white",
-            "ec": "black" if position in ends else "none",
+            "ec": "black" if is_end else "none",
             "lw": 0.9,
         }
-        look = {
-            "color": "0.6" if faint and inner else "black",
-            "bbox": frame,
-            "fontsize": 9,
-            "parse_math": False,
-        }
-        ax.text(x, y, text, ha="center", va="center", zorder=2, **look)
-    for number, (a, b) in enumerate(runs):
-        left, right = edges[a] + 0.3, edges[b] - 0.3
+        ax.text(
+            x,
+            y,
+            text,
+            ha="center",
+            va="center",
+            zorder=2,
+            color=colour_of_text,
+            bbox=frame,
+            fontsize=9,
+            parse_math=False,
+        )
+    # 3. Macro actions: lines under the leaves, with their tokens.
+    for number, (first, last) in enumerate(macro_actions):
+        left = edges[first] + 0.3
+        right = edges[last] - 0.3
         ax.plot(
             [left, right],
-            [depth + 0.45] * 2,
+            [lowest_line + 0.45] * 2,
             color=SPANS[number % 2],
             linewidth=3,
             solid_capstyle="butt",
         )
-        note = str(sum(counts[a:b]))
         ax.text(
             (left + right) / 2,
-            depth + 0.8,
-            note,
+            lowest_line + 0.8,
+            str(sum(counts[first:last])),
             ha="center",
             va="center",
             fontsize=9,
@@ -96,14 +115,19 @@ def tree_figure(tree: nltk.Tree, counts: Sequence[int], most: int) -> Axes:
     return ax
 
 
-def _spans(tree: nltk.Tree) -> dict[tuple, tuple[int, int]]:
-    """(first, last + 1) leaf under every position, depth first."""
-    leaves = tree.treepositions("leaves")
-    under = {
-        p: [i for i, leaf in enumerate(leaves) if leaf[: len(p)] == p] for p in tree.treepositions()
-    }
-    return {position: (positions[0], positions[-1] + 1) for position, positions in under.items()}
+def _leaves_under(tree: nltk.Tree) -> dict[tuple, tuple[int, int]]:
+    """(first, last + 1) leaf under every position, depth first; a leaf is under its own position."""
+    positions_of_leaves = tree.treepositions("leaves")
+    leaves_under = {}
+    for position in tree.treepositions():
+        numbers = []
+        for number, of_leaf in enumerate(positions_of_leaves):
+            if of_leaf[: len(position)] == position:
+                numbers.append(number)
+        leaves_under[position] = numbers[0], numbers[-1] + 1
+    return leaves_under
 
 
-def _below(position: tuple, ends: set) -> bool:
+def _is_below(position: tuple, ends: set) -> bool:
+    """Whether one of the nodes above this position is in `ends`."""
     return any(position[:depth] in ends for depth in range(len(position)))
