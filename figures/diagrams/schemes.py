@@ -28,7 +28,7 @@ def rlhf_loop(c: Canvas) -> None:
     """The RLHF loop, and where macro actions enter
 
     The policy answers a prompt. Reference model, critic and reward model read the response. A termination rule
-    cuts the response into macro actions; rewards, values and advantages are those of macro actions. The optimizer
+    cuts the response into macro actions; rewards, values and advantages are those of macro actions. The optimiser
     then makes a step for the policy and one for the critic, and the loop begins again.
     """
     c.box(28, 68, 110, 62, "prompt")
@@ -52,7 +52,7 @@ def rlhf_loop(c: Canvas) -> None:
     )
     c.box(415, 168, 170, 68, "critic\nvalue of each token", CRITIC, size=13)
     c.box(600, 168, 170, 68, "reward model\none score at the end", REWARD, dashed=True, size=13)
-    for x, word in ((315, "KL price"), (500, "values V"), (685, "score")):
+    for x, word in ((315, "KL penalty"), (500, "values V"), (685, "score")):
         c.arrow((x, 142), (x, 165))
         c.arrow((x, 236), (x, 282))
         c.text(x + 12, 258, word, anchor="start")
@@ -74,7 +74,7 @@ def rlhf_loop(c: Canvas) -> None:
     c.arrow((312, 426), (274, 426))
     c.arrow((206, 394), (206, 134))
     c.arrow((218, 394), (218, 149), (440, 149), (440, 165), colour=CRITIC)
-    c.text(194, 264, "optimizer steps\nfor policy\nand critic", anchor="end")
+    c.text(194, 264, "optimiser steps\nfor policy\nand critic", anchor="end")
     c.note(480, "Dashed frames: models that stay as they are while PPO trains.")
 
 
@@ -154,7 +154,7 @@ def clip_cases(c: Canvas) -> None:
     c.note(
         418,
         "Thick line: what is maximised, min(ratio · Â, clip(ratio) · Â). Where it is flat, there is no gradient. At "
-        "the first optimizer step on new responses all ratios are 1, so only the middle column occurs.",
+        "the first optimiser step on new responses all ratios are 1, so only the middle column occurs.",
     )
 
 
@@ -203,33 +203,33 @@ def house(c: Canvas) -> None:
 def ladder(c: Canvas) -> None:
     """A ladder of estimators: one change a rung
 
-    A grid of estimators. Rows say how credit fades on its way back, columns say what is subtracted as a baseline.
-    E0 is token-level PPO, E4 is MA-PPO; E1, E2 and E3 stand between them.
+    A grid of estimators. Rows say how credit fades on its path back, columns say what is subtracted as a baseline.
+    PPO is at the top, MA-PPO at the right; PPO-0.99, SAE and MA-PPO-start are the steps between them.
     """
     columns = (
         "each token's\nown value",
         "value at the macro\naction's first token",
-        "pooled value of\nthe macro action",
+        "mean value of\nthe macro action",
     )
     c.text(112, 84, "credit fades by", bold=True)
     c.text(490, 62, "baseline that is subtracted", bold=True)
     for j, words in enumerate(columns):
         c.text(298 + 190 * j, 96, words)
     rows = (
-        ("λ at every token", [("E0: token GAE\nPPO, λ = 0.95", PPO)]),
-        ("λ^(1/n) at every token", [("E1: longer horizon\n0.95^(1/5) = 0.990", LONGER)]),
+        ("λ at every token", [("PPO\nλ = 0.95", PPO)]),
+        ("λ^(1/n) at every token", [("PPO-0.99\n0.95^(1/5) = 0.990", LONGER)]),
         (
-            "λ at borders of\nmacro actions alone",
+            "λ only at the ends\nof macro actions",
             [
-                ("E2: SAE\nλ = 1 inside", SAE),
-                ('E3: sigma="start"', FIRST),
-                ("E4: MA-PPO, σ equal\nE5: KL averaged, too", MACRO),
+                ("SAE\nλ = 1 inside", SAE),
+                ("MA-PPO-start", FIRST),
+                ("MA-PPO", MACRO),
             ],
         ),
-        ("nothing: λ = 1", [("MC: return minus V", ALL)]),
+        ("nothing: λ = 1", [("PPO, λ = 1\nreturn minus V", ALL)]),
         (
             "λ = 1 − 1/(α · length)\nat every token",
-            [("VC: critic trained\nfirst, on λ = 1", CALIBRATED)],
+            [("VC-PPO: critic trained\nfirst, with λ = 1", CALIBRATED)],
         ),
     )
     for i, (name, cells) in enumerate(rows):
@@ -244,8 +244,8 @@ def ladder(c: Canvas) -> None:
         c.arrow((x, 302), (x + 25, 302))
     c.note(
         512,
-        "Follow the arrows from E0 to E4: first the horizon, then hard borders, then one baseline for each macro "
-        "action, then the pooled one. E5 also divides the price of KL by about n.",
+        "Follow the arrows from PPO to MA-PPO: first the horizon becomes longer, then λ acts only at the ends of macro "
+        "actions, then each macro action has one baseline, and at last this baseline is a mean of values.",
     )
 
 

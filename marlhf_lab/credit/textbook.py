@@ -12,7 +12,7 @@ def textbook_ppo(
     scores: Tensor,
     lengths: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return PPO's two losses, means over all tokens, with γ = 1, λ = 0.95, ε = 0.2 and without a price of KL.
+    """Return PPO's two losses, means over all tokens, with γ = 1, λ = 0.95, ε = 0.2 and without a KL penalty.
 
     Args:
         logprobs, old_logprobs: [B, T], of the policy and of the one that wrote the answers.
