@@ -15,7 +15,7 @@ from marlhf_lab.credit.signal_kept import decisive_token, signal_kept
 from marlhf_lab.studies.contrasts import contrast_table, curve_of, updates_to
 from marlhf_lab.studies.legends import LEGENDS
 from marlhf_lab.studies.reports import add_equal_kl, dots, save_figures, write_report
-from marlhf_lab.studies.results import t_interval
+from marlhf_lab.studies.results import page_name, t_interval
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.utils import tables
 
@@ -217,7 +217,7 @@ def learning_curves(
     for ax, (group, names) in zip(axes, groups.items(), strict=True):
         curves = {}
         for name in names:
-            label = name.removeprefix(group).strip() or name
+            label = page_name(name.removeprefix(group).strip() or name)
             curves[label] = [curve_of(run) for run in results if run["method"] == name]
         plots.reward_curves(curves, metric, WINDOW, ax=ax)
         ax.set(title=group)

@@ -68,6 +68,14 @@ def stored_results(study: str) -> list[dict]:
     return list(results.values())
 
 
+def page_name(name: str) -> str:
+    """Return the name of a method, or of a contrast of methods, as pages and figures write it.
+
+    Protocols write PPO-0.99 as `PPO lam^(1/5)`. Stored results carry the protocols' names, so these cannot change.
+    """
+    return name.replace("PPO lam^(1/5)", "PPO-0.99").replace("lam^(1/5)", "PPO-0.99")
+
+
 def run_name(method: str, seed: int) -> str:
     """Name of a run, and of its file."""
     return f"{re.sub(r'[^A-Za-z0-9=]+', '-', method).strip('-')}-seed{seed}"
