@@ -204,9 +204,9 @@ def ask_kl_of_a_macro_action(draw: random.Random) -> Question:
         f"The four tokens of a macro action have the log-ratios {numbers(log_ratios)} to the "
         f"reference; β = {number(beta)}. "
         "What is its KL reward if you sum the log-ratios, and if you average them? "
-        "With which β does the sum charge as much as the mean?",
+        "With which β does the sum penalise as much as the mean?",
         f"The sum is {number(total, 5)}, the mean {number(mean, 5)}. "
-        f"A sum with a quarter of β, {number(beta / 4, 5)}, charges what the mean charges: "
+        f"A sum with a quarter of β, {number(beta / 4, 5)}, penalises as much as the mean: "
         "averaging makes the penalty about n times smaller. "
         "*Points:* 2, 2, 1.",
         5,
