@@ -19,10 +19,11 @@ class Leaf(str):
     start: int
     end: int
 
-    # a copy is made without a span, then gets it
+    # The defaults are for `copy` and `pickle`, which make a string first and set its attributes then.
     def __new__(cls, word: str, start: int = 0, end: int = 0) -> "Leaf":
         leaf = super().__new__(cls, word)
-        leaf.start, leaf.end = start, end
+        leaf.start = start
+        leaf.end = end
         return leaf
 
 
@@ -50,25 +51,29 @@ class Parser(Protocol):
 def place_leaves(
     tree: nltk.Tree, spans: Sequence[tuple[int, int]], words: Sequence[str]
 ) -> nltk.Tree:
-    """Copy `tree` with these words and spans as its leaves, one each, left to right."""
-    remaining = iter(zip(words, spans, strict=True))
+    """Return a copy of `tree` whose leaves are these words with their spans, one for each leaf, left to right.
+
+    A span is (start, end) in characters of the sentence.
+    """
+    new_leaves = iter([Leaf(word, *span) for word, span in zip(words, spans, strict=True)])
 
     def copy(node):
         if isinstance(node, nltk.Tree):
             return nltk.Tree(node.label(), [copy(child) for child in node])
-        word, span = next(remaining)
-        return Leaf(word, *span)
+        return next(new_leaves)  # leaves are visited left to right, as the words are
 
     return copy(tree)
 
 
 def nodes(tree: nltk.Tree) -> list:
-    """Return all nodes with the leaves, parents before children and left before right."""
-    visited, stack = [], [tree]
+    """Return all nodes of a tree and its leaves, parents before children and left before right."""
+    visited = []
+    stack = [tree]
     while stack:
-        visited.append(stack.pop())
-        if isinstance(visited[-1], nltk.Tree):
-            stack.extend(reversed(visited[-1]))
+        node = stack.pop()
+        visited.append(node)
+        if isinstance(node, nltk.Tree):
+            stack.extend(reversed(node))  # so that the leftmost child is taken from the stack first
     return visited
 
 
@@ -78,26 +83,33 @@ def leaves(tree: nltk.Tree) -> list:
 
 
 def cut(tree: nltk.Tree, bounds: Sequence[int], most: int) -> Iterator[tuple[int, bool]]:
-    """Descend depth-first and yield the nodes where the descent ends (§3.2.1): `(end of its tokens, single leaf?)`.
+    """Cut a tree into phrases, as the paper's parsing rule does (§3.2.1), and yield them from left to right.
+
+    The descent is depth-first. It ends at a node with at most `most` tokens, and at a node with a single leaf, which
+    cannot be cut further. Yields for each such node `(number of the first token after it, whether it has one leaf)`.
 
     Args:
         bounds: the tokens of leaf i are bounds[i] … bounds[i+1]−1; one longer than there are leaves.
-        most: tokens that a node with several leaves may have to stay whole.
+        most: the largest number of tokens with which a node of several leaves stays whole.
     """
-    counts: dict[int, int] = {}  # leaves below every node, by the node's id
-    for node in reversed([node for node in nodes(tree) if isinstance(node, nltk.Tree)]):
-        counts[id(node)] = sum(
-            counts[id(child)] if isinstance(child, nltk.Tree) else 1 for child in node
-        )
-    stack, leaf = [tree], 0
+    # 1. Count the leaves below every node, from the bottom up: `nodes` has parents before children.
+    leaves_below: dict[int, int] = {}  # the node's id -> its leaves; two nodes may be equal
+    for node in reversed(nodes(tree)):
+        if isinstance(node, nltk.Tree):
+            leaves_below[id(node)] = sum(leaves_below.get(id(child), 1) for child in node)
+
+    # 2. Descend. A leaf itself has no entry and counts as one.
+    stack = [tree]
+    leaf = 0  # the number of the first leaf of the next node
     while stack:
         node = stack.pop()
-        count = counts[id(node)] if isinstance(node, nltk.Tree) else 1
-        if count == 1 or bounds[leaf + count] - bounds[leaf] <= most:
+        count = leaves_below.get(id(node), 1)
+        is_short = bounds[leaf + count] - bounds[leaf] <= most
+        if count == 1 or is_short:
             leaf += count
             yield bounds[leaf], count == 1
         else:
-            stack.extend(reversed(node))
+            stack.extend(reversed(node))  # so that the leftmost child comes first
 
 
 # Sentences, by rule: nltk's own splitter needs a download.
@@ -125,7 +137,7 @@ _END = re.compile(
     rf"(?P<wide>[{_UNSPACED}]+|(?<=[{_EAST}])(?:\.|[!?]+)(?=[{_EAST}])|\uff0e(?![0-9\uff10-\uff19])){_CLOSING}"
 )
 _DOTTED = re.compile(r"[^\W\d_]\.[^\W\d_]")  # e.g, U.S, z.B
-_WORD = re.compile(r"[^\s(\[{\"'“‘«]+$")
+_WORD = re.compile(r"[^\s(\[{\"'“‘«]+$")  # the last word of a text
 
 
 def split_sentences(text: str) -> list[tuple[int, int]]:
@@ -136,28 +148,36 @@ def split_sentences(text: str) -> list[tuple[int, int]]:
     the full stop belongs to an abbreviation, an initial or the number of a list item, or lower case follows dots. The
     end of a sentence at an abbreviation is missed.
     """
-    edges = [0]
+    edges = [0]  # characters at which a sentence ends and the next one begins
     for match in _END.finditer(text):
-        if match["line"] or match["wide"] or not _goes_on(text, edges[-1], match):
+        # A line break, and marks of other scripts, end a sentence in any case.
+        if match["line"] or match["wide"] or not _is_inside_sentence(text, edges[-1], match):
             edges.append(match.end())
     spans = []
     for start, end in itertools.pairwise([*edges, len(text)]):
         part = text[start:end]
         if part.strip():
-            spans.append((start + len(part) - len(part.lstrip()), start + len(part.rstrip())))
+            space_before = len(part) - len(part.lstrip())
+            spans.append((start + space_before, start + len(part.rstrip())))
     return spans
 
 
-def _goes_on(text: str, start: int, match: re.Match) -> bool:
-    """Return whether the mark of `match` is inside the sentence that begins at `start`."""
-    before_lower_case = text[match.end() :].lstrip(" \t")[:1].islower()
-    if match["stop"] != ".":
-        return before_lower_case and set(match["stop"]) <= set(".…")
-    word = _WORD.search(text, start, match.start())
-    word = word[0].lower() if word else ""
-    if word.isdigit() and text[start : match.start()].strip() == word:
+def _is_inside_sentence(text: str, start: int, mark: re.Match) -> bool:
+    """Return whether a mark such as a full stop does not end the sentence that begins at `start`.
+
+    `mark` is a match of `_END` with a `stop`: one or more of `.`, `!`, `?`, `…` or double marks, before white space.
+    """
+    is_before_lower_case = text[mark.end() :].lstrip(" \t")[:1].islower()
+    # Several dots may be a pause, as in "well ... no". Marks such as ! always end a sentence.
+    if mark["stop"] != ".":
+        has_only_dots = set(mark["stop"]) <= set(".…")
+        return is_before_lower_case and has_only_dots
+    last_word = _WORD.search(text, start, mark.start())
+    word = last_word[0].lower() if last_word else ""
+    is_first_word = text[start : mark.start()].strip() == word
+    if word.isdigit() and is_first_word:
         return True  # the number of a list item, as in "1. First"
-    initial = len(word) == 1 and word.isalpha() and word != "i"
     if word in OFTEN_LAST:
-        return before_lower_case
-    return initial or word in ABBREVIATIONS or bool(_DOTTED.fullmatch(word))
+        return is_before_lower_case
+    is_initial = len(word) == 1 and word.isalpha() and word != "i"  # "so am I." ends a sentence
+    return is_initial or word in ABBREVIATIONS or _DOTTED.fullmatch(word) is not None

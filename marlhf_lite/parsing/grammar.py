@@ -5,10 +5,10 @@ from functools import cache, lru_cache
 from itertools import islice
 
 from marlhf_lite.parsing.base import ParsedSentence, place_leaves, split_sentences
-from marlhf_lite.tasks.tiny_tldr.grammar import FACTS, LEXICON, fill, grammar, slots
+from marlhf_lite.tasks.tiny_tldr.grammar import FACTS, LEXICON, fill_with_first_words, grammar
 from marlhf_lite.utils.trees import nltk
 
-_WORD = re.compile(r"\w+|[^\w\s]")
+_WORD = re.compile(r"\w+|[^\w\s]")  # a word or a mark
 _READINGS = 64  # the most trees of a sentence that are compared
 
 
@@ -24,68 +24,91 @@ class GrammarParser:
 
     def __init__(self):
         self._chart = nltk.parse.LeftCornerChartParser(grammar())
-        self._known = {p.rhs()[0] for p in grammar().productions() if p.is_lexical()}
-        self._pattern = lru_cache(8192)(self._parse_pattern)
+        self._known_words = set(_tags_of_words())
+        self._tree_of_pattern = lru_cache(8192)(self._parse_pattern)
 
     def __call__(self, text: str) -> list[ParsedSentence]:
-        return [
-            ParsedSentence(start, end, self._parse(text[start:end]))
-            for start, end in split_sentences(text)
-        ]
+        parsed = []
+        for start, end in split_sentences(text):
+            parsed.append(ParsedSentence(start, end, self._parse(text[start:end])))
+        return parsed
 
     def _parse(self, sentence: str) -> nltk.Tree | None:
+        """Return the tree of a sentence, whose leaves are its own words; None if the grammar cannot read it."""
         matches = list(_WORD.finditer(sentence))
-        words = [self._class_of(match[0]) for match in matches]
-        if not words or None in words:
+        classes = [self._class_of(match[0]) for match in matches]
+        if not classes or None in classes:
             return None
-        tree = self._pattern(" ".join(words))
-        return tree and place_leaves(
-            tree, [match.span() for match in matches], [match[0] for match in matches]
-        )
+        tree = self._tree_of_pattern(" ".join(classes))
+        if tree is None:
+            return None
+        spans = [match.span() for match in matches]
+        return place_leaves(tree, spans, words=[match[0] for match in matches])
 
     def _class_of(self, word: str) -> str | None:
         """Return the same word for all words that the grammar treats alike; None for a word that it cannot read."""
-        if word in self._known:
-            return _classes().get(word, word)
+        if word in self._known_words:
+            return _representatives().get(word, word)
         if word.isdecimal():
             return LEXICON["number"][0]
-        return LEXICON["name"][0] if word[:1].isupper() else None
+        if word[:1].isupper():
+            return LEXICON["name"][0]
+        return None
 
     def _parse_pattern(self, pattern: str) -> nltk.Tree | None:
-        return min(
-            islice(self._chart.parse(pattern.split(" ")), _READINGS), key=_preference, default=None
-        )
+        """Return the preferred tree of words with spaces between them; None if there is none."""
+        trees = islice(self._chart.parse(pattern.split(" ")), _READINGS)
+        return min(trees, key=_preference, default=None)
 
 
 def _preference(tree: nltk.Tree) -> tuple[int, int, str]:
-    """Return a sort key of a tree: the smallest is taken."""
-    expected = sum(_shape(sub) in _frames() for sub in tree.subtrees(lambda t: t.label() == "VP"))
-    return -expected, sum(1 for _ in tree.subtrees()), tree.pformat(margin=10**9)
+    """Return a sort key of a tree of a sentence: the tree with the smallest is taken (see `GrammarParser`)."""
+    size = 0
+    phrases_of_the_corpus = 0
+    for part in tree.subtrees():
+        size += 1
+        if part.label() == "VP" and _brackets(part) in _verb_phrases_of_the_corpus():
+            phrases_of_the_corpus += 1
+    all_brackets = tree.pformat(margin=10**9)  # on one line
+    return -phrases_of_the_corpus, size, all_brackets
 
 
 @cache
-def _classes() -> dict[str, str]:
-    """Map each word that fills a slot to the first word with the same tags."""
+def _tags_of_words() -> dict[str, frozenset]:
+    """Return the words of the grammar with the tags that each may have, such as NN."""
     tags: dict[str, set] = {}
     for production in grammar().productions():
-        if production.is_lexical():
+        if production.is_lexical():  # a tag -> a word
             tags.setdefault(production.rhs()[0], set()).add(production.lhs())
-    first: dict[frozenset, str] = {}
-    words = [word for group in LEXICON.values() for word in group]
-    return {word: first.setdefault(frozenset(tags[word]), word) for word in words}
+    return {word: frozenset(its_tags) for word, its_tags in tags.items()}
 
 
 @cache
-def _frames() -> frozenset[str]:
-    """Return the corpus's own verb phrases, with the words that fill slots left open."""
-    return frozenset(
-        _shape(fill(t, tuple(LEXICON[s][0] for s in slots(t)))) for t in FACTS.values()
-    )
+def _representatives() -> dict[str, str]:
+    """Return, for each word that fills a slot, the first such word with the same tags.
+
+    The grammar treats both alike, so a tree of one is a tree of the other.
+    """
+    first_with_tags: dict[frozenset, str] = {}
+    representatives = {}
+    for words in LEXICON.values():
+        for word in words:
+            tags = _tags_of_words()[word]
+            representatives[word] = first_with_tags.setdefault(tags, word)
+    return representatives
 
 
-def _shape(tree: nltk.Tree) -> str:
-    """Write a tree's brackets, with a star for each word that fills a slot."""
-    if tree.height() == 2:
-        word = "*" if tree[0] in _classes() else tree[0]
+@cache
+def _verb_phrases_of_the_corpus() -> frozenset[str]:
+    """Return the brackets of the verb phrases from which the corpus is made, one for each kind of fact."""
+    return frozenset(_brackets(fill_with_first_words(template)) for template in FACTS.values())
+
+
+def _brackets(tree: nltk.Tree) -> str:
+    """Return a tree written in brackets, with a star for each word that fills a slot: `(VP (VBD bought) (NN *))`."""
+    is_tag_of_a_word = tree.height() == 2
+    if is_tag_of_a_word:
+        word = "*" if tree[0] in _representatives() else tree[0]
         return f"({tree.label()} {word})"
-    return f"({tree.label()} {' '.join(map(_shape, tree))})"
+    inner = " ".join(_brackets(child) for child in tree)
+    return f"({tree.label()} {inner})"

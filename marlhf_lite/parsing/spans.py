@@ -12,8 +12,8 @@ class TokenText:
     """Read token ids of one tokenizer (anything with ``decode(ids, skip_special_tokens=...)``) back into text.
 
     The text is never tokenised again, since that may give other tokens than the sampled ones. Each token is decoded
-    together with the one before it, as decoders drop spaces and join word pieces by context; what it adds is its text.
-    Pairs of tokens are cached, so that a response costs about one look-up a token.
+    together with the one before it, because decoders drop spaces and join word pieces by context; what it adds to the
+    text of the one before is its own text. Pairs of tokens are cached: a response costs about one look-up per token.
     """
 
     def __init__(self, tokenizer):
@@ -25,23 +25,28 @@ class TokenText:
 
         Special tokens have no text (start = end). Tokens that share a character have the same span.
         """
-        text, spans, kept, done = "", [], 0, 0  # ids[kept:done] is the context of what comes next
-        for i in range(len(ids)):
-            joined = self._decode(tuple(ids[kept : i + 1]))
-            if joined.endswith(UNFINISHED) and i + 1 < len(ids) and i - done < PATIENCE:
+        text = ""
+        spans = []  # of ids[:done]
+        done = 0
+        context = 0  # ids[context:done] are decoded together with the next tokens
+        for end in range(1, len(ids) + 1):
+            with_context = self._decode(tuple(ids[context:end]))
+            # A character may have several tokens: wait for the rest of it, unless the bytes are no character at all.
+            may_be_completed = end < len(ids) and end - done <= PATIENCE
+            if with_context.endswith(UNFINISHED) and may_be_completed:
                 continue
-            before = self._decode(tuple(ids[kept:done]))
-            added = (
-                joined[len(before) :]
-                if joined.startswith(before)
-                else self._decode(tuple(ids[done : i + 1]))
-            )
-            spans += [(len(text), len(text) + len(added))] * (i + 1 - done)
+            before = self._decode(tuple(ids[context:done]))
+            if with_context.startswith(before):
+                added = with_context[len(before) :]
+            else:  # the context is written in another way with these tokens after it
+                added = self._decode(tuple(ids[done:end]))
+            span = (len(text), len(text) + len(added))
+            spans += [span] * (end - done)
             text += added
-            # a token without text is no context: keep the one before it
-            if added or i + 1 - kept > PATIENCE:
-                kept = done
-            done = i + 1
+            # A token without text gives no context, so the one before it stays; but not for ever.
+            if added or end - context > PATIENCE:
+                context = done
+            done = end
         return text, spans
 
     def _decode_now(self, ids: tuple[int, ...]) -> str:
@@ -56,33 +61,57 @@ class ResponseTokens:
     """The tokens of one response. Only those with text are numbered: 0, 1, 2, … by their first character."""
 
     def __init__(self, text: str, spans: Sequence[tuple[int, int]]):
-        self.text, self.count = text, len(spans)
+        self.text = text
+        self.count = len(spans)
         self._has_text = [start < end for start, end in spans]
-        self._first = [start for start, end in spans if start < end]
+        self._first_characters = [start for start, end in spans if start < end]
 
-    def before(self, character: int) -> int:
-        """Return how many tokens begin before this character: a token that straddles two words is the first one's."""
-        return bisect_left(self._first, character)
+    def count_before(self, character: int) -> int:
+        """Return how many numbered tokens begin before this character of the text.
+
+        So it is also the number of the first token after a word that ends there; a token that straddles two words
+        belongs to the first one.
+        """
+        return bisect_left(self._first_characters, character)
 
     def starts(self, pieces: Iterable[tuple[int, str]]) -> list[bool]:
-        """Return a flag for each token: does a macro action begin there?
+        """Return for each token, those without text included, whether a macro action begins there.
 
         Args:
             pieces: neighbouring runs of numbered tokens from token 0 on, as `(end, kind)`. A run of kind `begin` is a
-                macro action, `join` belongs to the macro action before it, `single` has a macro action a token.
+                macro action, one of kind `join` belongs to the macro action before it, and in one of kind `single`
+                each token is a macro action.
 
         Tokens after the last piece, and those without text, go with the token before them: alone if that one is
         single, else into its macro action. Tokens before all text go with the first one that has text.
+
+        The first flag need not be true: a response always begins a macro action (`MacroActions.from_starts`).
         """
-        kinds: list[str] = []  # of the numbered tokens
-        for end, kind in pieces:
-            inside = "single" if kind == "single" else "join"
-            kinds += [kind, *[inside] * (end - len(kinds) - 1)] if end > len(kinds) else []
-        # The tokens before all text, and the first with text, are one macro action, which always begins.
-        other = first = "single" if kinds[:1] == ["single"] else "join"
-        remaining, flags = iter([first, *kinds[1:]]), []
+        # 1. The kind of each numbered token: the first one of a run has the kind of the run, the others follow it.
+        kinds: list[str] = []
+        for end, kind_of_run in pieces:
+            length = end - len(kinds)
+            if length > 0:
+                kinds.append(kind_of_run)
+                kinds.extend([_kind_after(kind_of_run)] * (length - 1))
+        # The first token with text follows those without text before it, if there are any.
+        if kinds:
+            kinds[0] = _kind_after(kinds[0])
+
+        # 2. The kind of every token.
+        flags = []
+        number = 0  # of the next token with text
+        before = kinds[0] if kinds else "join"
         for has_text in self._has_text:
-            kind = next(remaining, other) if has_text else other
-            other = "single" if kind == "single" else "join"
+            kind = _kind_after(before)
+            if has_text and number < len(kinds):
+                kind = kinds[number]
+            number += has_text
             flags.append(kind != "join")
+            before = kind
         return flags
+
+
+def _kind_after(kind: str) -> str:
+    """Return the kind of a token that goes with the token before it, if that one is of this kind."""
+    return "single" if kind == "single" else "join"

@@ -33,17 +33,21 @@ class _TextRule(TerminationRule):
             raise InputError(
                 f"{type(self).__name__} reads the text: pass token_ids [B,T] and the tokenizer"
             )
+        # The reader keeps the texts of pairs of tokens from call to call, so it is made anew for a new tokenizer only.
         if self._reader is None or self._reader.tokenizer is not tokenizer:
             self._reader = TokenText(tokenizer)
-        rows = zip(token_ids.tolist(), mask.sum(1).tolist(), strict=True)
-        return [ResponseTokens(*self._reader(ids[:count])) for ids, count in rows]
+        responses = []
+        for ids, count in zip(token_ids.tolist(), mask.sum(1).tolist(), strict=True):
+            text, spans = self._reader(ids[:count])
+            responses.append(ResponseTokens(text, spans))
+        return responses
 
 
-def _segmentation(rows: Sequence[Sequence[bool]], mask: Tensor) -> MacroActions:
-    """Make macro actions from one flag a token; each row is as long as its response."""
-    width = mask.shape[1]
-    padded = [[*row, *[False] * (width - len(row))] for row in rows]
-    starts = torch.tensor(padded, dtype=torch.bool, device=mask.device).reshape(mask.shape)
+def _macro_actions(flags: Sequence[Sequence[bool]], mask: Tensor) -> MacroActions:
+    """Return the macro actions that begin at the flagged tokens; a list of flags is as long as its response."""
+    starts = torch.zeros_like(mask)  # [B,T]; padding begins nothing
+    for row, flags_of_response in enumerate(flags):
+        starts[row, : len(flags_of_response)] = torch.tensor(flags_of_response, dtype=torch.bool)
     return MacroActions.from_starts(starts, mask)
 
 
@@ -55,11 +59,13 @@ class Sentence(_TextRule):
     """
 
     def segment(self, mask: Tensor, **context: Any) -> MacroActions:
-        rows = []
+        flags = []
         for response in self._responses(mask, **context):
-            ends = [response.before(end) for _, end in split_sentences(response.text)]
-            rows.append(response.starts((end, "begin") for end in ends))
-        return _segmentation(rows, mask)
+            pieces = []
+            for _, end in split_sentences(response.text):
+                pieces.append((response.count_before(end), "begin"))
+            flags.append(response.starts(pieces))
+        return _macro_actions(flags, mask)
 
 
 class Parsing(_TextRule):
@@ -79,21 +85,27 @@ class Parsing(_TextRule):
 
     def __init__(self, parser: Parser, cutoff: int = 5, inclusive: bool = False):
         super().__init__()
-        self.parser, self.cutoff, self.inclusive = parser, cutoff, inclusive
-        self._counts: Counter[str] = Counter()  # of the last call
+        self.parser = parser
+        self.cutoff = cutoff
+        self.inclusive = inclusive
+        # of the last call: `sentences`, and those `without_tree`
+        self._counts: Counter[str] = Counter()
 
     def segment(self, mask: Tensor, **context: Any) -> MacroActions:
         responses = self._responses(mask, **context)
-        parsed = self.parse(list(dict.fromkeys(response.text for response in responses)))
-        parts = [list(_with_gaps(parsed[response.text], response.text)) for response in responses]
-        trees = [sentence.tree for sentences in parts for sentence in sentences]
-        self._counts = Counter(sentences=len(trees), without_tree=trees.count(None))
-        # Without any text every token stands alone, as in token-level PPO.
-        rows = [
-            r.starts(self._pieces(r, s)) if s else [True] * r.count
-            for r, s in zip(responses, parts, strict=True)
-        ]
-        return _segmentation(rows, mask)
+        different_texts = list(dict.fromkeys(response.text for response in responses))
+        parsed = self.parse(different_texts)
+        self._counts = Counter(sentences=0, without_tree=0)
+        flags = []
+        for response in responses:
+            sentences = list(_with_gaps(parsed[response.text], response.text))
+            self._counts["sentences"] += len(sentences)
+            self._counts["without_tree"] += sum(sentence.tree is None for sentence in sentences)
+            if sentences:
+                flags.append(response.starts(self._pieces(response, sentences)))
+            else:  # without any text every token stands alone, as in token-level PPO
+                flags.append([True] * response.count)
+        return _macro_actions(flags, mask)
 
     def parse(self, texts: Sequence[str]) -> dict[str, list[ParsedSentence]]:
         """Return the sentences of each text. Override it if a parser takes many texts at once."""
@@ -104,12 +116,14 @@ class Parsing(_TextRule):
 
         It counts all processes, so all must call it.
         """
-        counts = sum(gather_object([self._counts]), Counter())
-        return {"fallback_rate": counts["without_tree"] / max(counts["sentences"], 1)}
+        counts_of_all_processes = sum(gather_object([self._counts]), Counter())
+        sentences = max(counts_of_all_processes["sentences"], 1)
+        return {"fallback_rate": counts_of_all_processes["without_tree"] / sentences}
 
     def check(self) -> None:
         """Raise `InputError` in all processes if more than half of the last call's sentences had no tree."""
-        if (share := self.metrics()["fallback_rate"]) > FALLBACK_LIMIT:
+        share = self.metrics()["fallback_rate"]
+        if share > FALLBACK_LIMIT:
             raise InputError(
                 f"--termination parsing: {type(self.parser).__name__} found no tree for {share:.0%} of the sentences, "
                 "so most macro actions are single tokens: take --parser python for programs, or for English the rule "
@@ -119,31 +133,45 @@ class Parsing(_TextRule):
     def _pieces(
         self, response: ResponseTokens, sentences: list[ParsedSentence]
     ) -> Iterator[tuple[int, str]]:
-        """Yield the runs of tokens that the trees cut, as `ResponseTokens.starts` takes them."""
-        most, done = self.cutoff if self.inclusive else self.cutoff - 1, 0
+        """Yield the runs of numbered tokens into which the trees cut a response, as `(end, kind)`.
+
+        They are what `ResponseTokens.starts` takes: `begin` for a phrase, `join` for a node with a single leaf, and
+        `single` for a sentence without a tree.
+        """
+        most = (
+            self.cutoff if self.inclusive else self.cutoff - 1
+        )  # tokens of a phrase that stays whole
+        done = 0  # tokens of earlier sentences: a token that straddles two belongs to the first
         for sentence in sentences:
-            end = max(done, response.before(sentence.end))
+            end = max(done, response.count_before(sentence.end))
             if sentence.tree is None:
                 yield end, "single"
             else:
-                inner = [
-                    response.before(sentence.start + leaf.end) for leaf in leaves(sentence.tree)
-                ]
-                bounds = [done, *(max(done, bound) for bound in inner[:-1]), end]
-                for stop, single_leaf in cut(sentence.tree, bounds, most):
-                    if done < stop:
-                        yield stop, "join" if single_leaf else "begin"
-                    done = stop
-                yield end, "join"
+                # The tokens of leaf i are bounds[i] … bounds[i+1]−1. The last leaf takes all that are left.
+                bounds = [done]
+                for leaf in leaves(sentence.tree)[:-1]:
+                    after_leaf = response.count_before(sentence.start + leaf.end)
+                    bounds.append(max(done, after_leaf))
+                bounds.append(end)
+                for phrase_end, has_one_leaf in cut(sentence.tree, bounds, most):
+                    if done < phrase_end:  # else it has no token: they belong to the leaf before it
+                        yield phrase_end, "join" if has_one_leaf else "begin"
+                    done = phrase_end
+                yield end, "join"  # something is left only of a tree without leaves
             done = end
 
 
 def _with_gaps(sentences: Sequence[ParsedSentence], text: str) -> Iterator[ParsedSentence]:
-    """Yield the sentences, and the text between them as sentences without a tree."""
-    last = 0
-    for sentence in [*sentences, ParsedSentence(len(text), len(text), None)]:
-        if between := text[last : sentence.start].rstrip():
-            yield ParsedSentence(last, last + len(between), None)
+    """Yield the sentences that are not empty, and the text between and after them as sentences without a tree.
+
+    White space alone is no such text: it belongs to the sentence after it.
+    """
+    last_end = 0
+    end_of_text = ParsedSentence(len(text), len(text), tree=None)
+    for sentence in [*sentences, end_of_text]:
+        between = text[last_end : sentence.start].rstrip()
+        if between:
+            yield ParsedSentence(last_end, last_end + len(between), tree=None)
         if sentence.start < sentence.end:
             yield sentence
-        last = sentence.end
+        last_end = sentence.end

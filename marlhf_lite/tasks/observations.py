@@ -8,29 +8,39 @@ def make_message(tokenizer, ids: list[int], before: Sequence[int]) -> list[int]:
     """Return the token ids between two turns of the policy if an environment says `ids`.
 
     If a chat template wrote the prompt, they are a message of a tool, or of the user if the template has no tools, with
-    everything that the template puts around it. `before` has the last token, which may already end a turn.
+    everything that the template puts around it: the end of the policy's turn, the start of the message, its end, and
+    the start of the policy's next turn. `before` has the last token of the policy's turn (or none): it may be the end
+    of the turn already, which then is not written twice.
     """
-    if not getattr(tokenizer, "expects_chats", False):
+    is_written_by_template = getattr(tokenizer, "expects_chats", False)
+    if not is_written_by_template:
         return ids
-    head, tail = _around_messages(tokenizer, tokenizer.chat_template)
-    return head[list(before) == head[:1] :] + ids + tail
+    head, tail = _ids_around_observation(tokenizer, tokenizer.chat_template)
+    turn_has_ended = list(before) == head[:1]
+    if turn_has_ended:
+        head = head[1:]
+    return head + ids + tail
 
 
 @functools.lru_cache
-def _around_messages(tokenizer, template: str) -> tuple[list[int], list[int]]:
-    """Return token ids before and after an observation; none if the template has neither role."""
-    as_tokens = {"add_special_tokens": False, "split_special_tokens": False}
+def _ids_around_observation(tokenizer, template: str) -> tuple[list[int], list[int]]:
+    """Return the token ids between an answer and an observation, and those after the observation.
+
+    Both are empty if the template writes neither a tool's message nor a second one of the user. `template` is the
+    tokenizer's own; it is an argument so that a new one is not answered from the cache.
+    """
     dialogue = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "ANSWER"}]
     for role in ("tool", "user"):
+        messages = [*dialogue, {"role": role, "content": "OBSERVATION"}]
         try:
-            messages = [*dialogue, {"role": role, "content": "OBSERVATION"}]
             text = tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True
             )
-        except Exception:  # a template may raise any
+        except Exception:  # a template may raise any, such as for a role that it does not have
             continue
-        head, mark, tail = text.partition("OBSERVATION")
-        if mark and "ANSWER" in head:
-            parts = (head.rpartition("ANSWER")[2], tail)
-            return tuple(tokenizer(part, **as_tokens)["input_ids"] for part in parts)
+        before, observation, tail = text.partition("OBSERVATION")
+        _, answer, head = before.rpartition("ANSWER")
+        if observation and answer:
+            ids = tokenizer([head, tail], add_special_tokens=False, split_special_tokens=False)
+            return tuple(ids["input_ids"])
     return [], []

@@ -13,9 +13,12 @@ def slots(template: str) -> tuple[str, ...]:
 def pattern(template: str) -> re.Pattern:
     """Return a pattern with a named group for each slot, such as `(?P<food>\\w+)`, each one word."""
     pieces = SLOT.split(template)  # text and slot names by turns
-    return re.compile(
-        "".join(rf"(?P<{p}>\w+)" if i % 2 else re.escape(p) for i, p in enumerate(pieces))
-    )
+    expression = ""
+    for text, slot in zip(pieces[::2], [*pieces[1::2], ""], strict=True):
+        expression += re.escape(text)
+        if slot:
+            expression += rf"(?P<{slot}>\w+)"
+    return re.compile(expression)
 
 
 def sentences(text: str) -> list[str]:

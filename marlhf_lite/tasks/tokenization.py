@@ -7,7 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-BEFORE = ("\n", ":")  # texts that few answers join into one token
+# Put before a text that is tokenised or decoded by itself, so that the tokenizer does not treat it as the start of all
+# text. Few tokens join a colon, or a line break, with what follows.
+COLON = ":"
+LINE_BREAK = "\n"
 
 
 def encode_prompts(tokenizer, prompts: Sequence[str]) -> list[list[int]]:
@@ -16,48 +19,60 @@ def encode_prompts(tokenizer, prompts: Sequence[str]) -> list[list[int]]:
     Its last ones, such as EOS, are left out: the response follows. A prompt that a chat template wrote
     (`chats.expect_chats`) contains its special tokens, also BOS.
     """
-    is_written = getattr(tokenizer, "expects_chats", False)
-    rows = tokenizer(list(prompts), add_special_tokens=False, split_special_tokens=not is_written)[
-        "input_ids"
-    ]
-    first = [] if is_written else _leading_special_tokens(tokenizer)
-    return [[*first, *ids] for ids in rows]
+    is_written_by_template = getattr(tokenizer, "expects_chats", False)
+    # In other prompts, a special token such as <eos> is text that somebody typed, and is split into its characters.
+    encoded = tokenizer(
+        list(prompts), add_special_tokens=False, split_special_tokens=not is_written_by_template
+    )
+    if is_written_by_template:
+        return encoded["input_ids"]
+    first = _leading_special_tokens(tokenizer)
+    return [[*first, *ids] for ids in encoded["input_ids"]]
 
 
 def _leading_special_tokens(tokenizer) -> list[int]:
-    """Return the special tokens that a tokenizer puts before a text."""
-    text, plain = (
-        tokenizer("a", add_special_tokens=special)["input_ids"] for special in (True, False)
-    )
-    start = next(i for i in range(len(text)) if text[i : i + len(plain)] == plain)
-    return text[:start]
+    """Return the special tokens that a tokenizer puts before a text: those before the tokens of the text itself."""
+    whole = tokenizer("a", add_special_tokens=True)["input_ids"]
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+    start = 0
+    while whole[start : start + len(plain)] != plain:
+        start += 1
+    return whole[:start]
 
 
 def decode_continuation(tokenizer, rows: Sequence[Sequence[int]]) -> list[str]:
     """Return the texts of token ids that continue others, without special tokens.
 
-    Decoders such as Llama-2's drop the first space of a text, which belongs to an answer.
+    Decoders such as Llama-2's drop the space before the first word of a text. An answer begins with that space, so here
+    it is decoded after a colon, which is then taken off again.
     """
-    before = BEFORE[-1] if _takes_space_off(tokenizer) else ""
+    before = COLON if _drops_first_space(tokenizer) else ""
     start = tokenizer(before, add_special_tokens=False)["input_ids"]
-    rows = [[*start, *row] for row in rows]
     texts = tokenizer.batch_decode(
-        rows, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        [[*start, *row] for row in rows],
+        skip_special_tokens=True,
+        clean_up_tokenization_spaces=False,
     )
     return [text.removeprefix(before) for text in texts]
 
 
 @functools.lru_cache
-def _takes_space_off(tokenizer) -> bool:
-    """Return whether decoding drops the space before the first word of a text."""
-    start, whole = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (":", ": a"))
-    return tokenizer.decode(whole) == ": a" and tokenizer.decode(whole[len(start) :]) == "a"
+def _drops_first_space(tokenizer) -> bool:
+    """Return whether decoding drops the space before the first word of a text, and keeps it after a colon."""
+    colon = tokenizer(COLON, add_special_tokens=False)["input_ids"]
+    colon_and_word = tokenizer(f"{COLON} a", add_special_tokens=False)["input_ids"]
+    is_kept_after_colon = tokenizer.decode(colon_and_word) == f"{COLON} a"
+    return is_kept_after_colon and tokenizer.decode(colon_and_word[len(colon) :]) == "a"
 
 
 def pad(rows: Sequence[Sequence[int]], value: int, left: bool) -> tuple[Tensor, Tensor]:
-    """Return `(ids [B, L], mask [B, L])`, padded on one side; the mask comes from the lengths, never from the ids."""
+    """Return `(ids [B, L], mask [B, L])` of int64, padded with `value` on the left or the right; L is the longest row.
+
+    The mask is 1 on tokens and 0 on padding. It comes from the lengths, because a token may have the id `value` itself.
+    """
     ids = [torch.tensor(row, dtype=torch.long) for row in rows]
-    padded = functools.partial(
-        pad_sequence, batch_first=True, padding_side="left" if left else "right"
-    )
-    return padded(ids, padding_value=value), padded([torch.ones_like(row) for row in ids])
+    ones = [torch.ones_like(row) for row in ids]
+    side = "left" if left else "right"
+    padded_ids = pad_sequence(ids, batch_first=True, padding_value=value, padding_side=side)
+    mask = pad_sequence(ones, batch_first=True, padding_value=0, padding_side=side)
+    return padded_ids, mask

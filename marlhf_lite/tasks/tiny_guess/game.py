@@ -38,9 +38,13 @@ def make_guess(number: int) -> str:
 
 
 def read_guess(text: str) -> int | None:
-    """Return the guess in a text; None unless it has exactly one number from 1 to 16."""
-    numbers = {int(word[:4]) for word in _NUMBER.findall(text)}
-    return numbers.pop() if len(numbers) == 1 and 1 <= min(numbers) <= HIGHEST else None
+    """Return the guess in a text; None unless it has exactly one number from 1 to 16, which it may repeat."""
+    # Four digits show whether a number is too high, and `int` would refuse thousands of digits.
+    numbers = {int(digits[:4]) for digits in _NUMBER.findall(text)}
+    if len(numbers) != 1:
+        return None
+    (number,) = numbers
+    return number if 1 <= number <= HIGHEST else None
 
 
 def score(turns: int) -> float:
@@ -66,26 +70,41 @@ class GuessGame:
     def step(
         self, states: Sequence[Game], texts: Sequence[str]
     ) -> tuple[list[str], list[float], list[bool]]:
-        """Return the answer to each guess, its reward, and whether the game is over."""
-        answers = [self._answer(*pair) for pair in zip(states, texts, strict=True)]
-        return tuple(map(list, zip(*answers, strict=True))) if answers else ([], [], [])
-
-    def _answer(self, game: Game, text: str) -> tuple[str, float, bool]:
-        game.turns += 1
-        guess, last = read_guess(text), game.turns == MAX_TURNS
-        if guess == game.hidden:
-            return FOUND, score(game.turns), True
-        return UNCLEAR if guess is None else HIGHER if guess < game.hidden else LOWER, 0.0, last
+        """Return the answer to the guess in each text, its reward, and whether the game is over; count the turn."""
+        answers = []
+        rewards = []
+        are_over = []
+        for game, text in zip(states, texts, strict=True):
+            game.turns += 1
+            guess = read_guess(text)
+            is_found = guess == game.hidden
+            if is_found:
+                answers.append(FOUND)
+            elif guess is None:
+                answers.append(UNCLEAR)
+            elif guess < game.hidden:
+                answers.append(HIGHER)
+            else:
+                answers.append(LOWER)
+            rewards.append(score(game.turns) if is_found else 0.0)
+            are_over.append(is_found or game.turns == MAX_TURNS)
+        return answers, rewards, are_over
 
 
 def binary_search(hidden: int) -> int:
     """Return the turns that halving takes to find a number: 3.375 on average, the least possible."""
-    low, high, turns = 1, HIGHEST, 1
-    while (guess := (low + high) // 2) != hidden:
-        low, high, turns = (
-            (guess + 1, high, turns + 1) if guess < hidden else (low, guess - 1, turns + 1)
-        )
-    return turns
+    low = 1
+    high = HIGHEST
+    turns = 0
+    while True:
+        guess = (low + high) // 2
+        turns += 1
+        if guess == hidden:
+            return turns
+        if guess < hidden:
+            low = guess + 1
+        else:
+            high = guess - 1
 
 
 def gold_scores(
@@ -93,18 +112,23 @@ def gold_scores(
 ) -> list[float]:
     """Return how many turns fewer than halving each game took: 0 on average at best. A number not found counts 7 turns.
 
-    Without the `turns` that were played, a response is the text of a whole game. The right guess ends a game. If text
-    follows it, the policy had written an answer of the environment itself.
+    Args:
+        turns: for each response, the turns that were played, each with the policy's text as `response`. Without them a
+            response is the text of a whole game, with the environment's answers between the guesses.
+
+    A number counts as found only if the last text has it. The right guess ends a game, so if text follows the right
+    guess, the policy had written an answer of the environment itself.
     """
     scores = []
     for i, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
         if turns is None:
-            guesses = _ANSWERED.split(response)
+            texts = _ANSWERED.split(response)
         else:
-            guesses = [turn["response"] for turn in turns[i]]
+            texts = [turn["response"] for turn in turns[i]]
         hidden = hidden_number(prompt)
-        found = len(guesses) <= MAX_TURNS and read_guess(guesses[-1]) == hidden
-        scores.append(float(binary_search(hidden) - (len(guesses) if found else MAX_TURNS + 1)))
+        is_found = len(texts) <= MAX_TURNS and read_guess(texts[-1]) == hidden
+        turns_taken = len(texts) if is_found else MAX_TURNS + 1
+        scores.append(float(binary_search(hidden) - turns_taken))
     return scores
 
 
@@ -113,20 +137,23 @@ def gold_scores(
 
 def random_game(rng: random.Random, prompt: str) -> list[str]:
     """Return the texts of a game, of policy and environment in turn, with random guesses that the answers allow."""
-    game, (state,), texts, low, high, over = (
-        GuessGame(),
-        GuessGame().reset([prompt]),
-        [],
-        1,
-        HIGHEST,
-        False,
-    )
-    while not over:
+    environment = GuessGame()
+    (state,) = environment.reset([prompt])
+    texts = []
+    low = 1
+    high = HIGHEST
+    while True:
         guess = rng.randint(low, high)
-        (answer,), _, (over,) = game.step([state], [make_guess(guess)])
-        texts += [make_guess(guess)] if over else [make_guess(guess), answer]
-        low, high = (guess + 1, high) if answer == HIGHER else (low, guess - 1)
-    return texts
+        text = make_guess(guess)
+        texts.append(text)
+        (answer,), _, (is_over,) = environment.step([state], [text])
+        if is_over:  # nobody reads the last answer
+            return texts
+        texts.append(answer)
+        if answer == HIGHER:
+            low = guess + 1
+        else:
+            high = guess - 1
 
 
 def load_tiny_guess(size: int | None, seed: int) -> Task:
@@ -134,8 +161,10 @@ def load_tiny_guess(size: int | None, seed: int) -> Task:
 
     A row has `chosen`, the first turn of a game of random guesses, and `dialogue`, all its texts.
     """
-    rng, rows = random.Random(f"tiny-guess-{seed}"), []
+    rng = random.Random(f"tiny-guess-{seed}")
+    rows = []
     for _ in range(size or DEFAULT_SIZE):
-        texts = random_game(rng, prompt := make_prompt(rng))
+        prompt = make_prompt(rng)
+        texts = random_game(rng, prompt)
         rows.append({"prompt": prompt, "chosen": texts[0], "dialogue": texts})
     return make_task("tiny-guess", rows, seed, fractions=WITHOUT_PAIRS, gold=gold_scores)

@@ -25,38 +25,54 @@ ADVICE = {thing: pattern(texts["advice"]) for thing, texts in THINGS.items()}
 
 
 def read_prompt(prompt: str) -> dict[str, dict[str, str]]:
-    """Return the things that the last human turn asks for, each with the values told before; else an empty dict."""
-    before, _, question = prompt.removesuffix(ASSISTANT).rpartition(HUMAN)
-    statements = sentences(before.removeprefix(HUMAN))
-    matches = [(thing, form.fullmatch(text)) for text in statements for thing, form in TOLD.items()]
-    return {thing: match.groupdict() for thing, match in matches if match and thing in question}
+    """Return the things that the last human turn asks for, each with the values that the human told before.
+
+    For example {"the cake": {"fruit": "apple", "name": "Marla"}}. Empty for a prompt of another form.
+    """
+    told_before, _, question = prompt.removesuffix(ASSISTANT).rpartition(HUMAN)
+    asked = {}
+    for text in sentences(told_before.removeprefix(HUMAN)):
+        for thing, form in TOLD.items():
+            match = form.fullmatch(text)
+            if match and thing in question:
+                asked[thing] = match.groupdict()
+    return asked
 
 
 def inspect(prompt: str, response: str) -> dict[str, int]:
-    """Count the sentences of an answer of each kind in `WEIGHTS`; `asked`: the things that were asked for."""
-    asked, earlier = read_prompt(prompt), set()
-    counts = dict.fromkeys(WEIGHTS, 0) | {"asked": len(asked)}
+    """Return how many sentences of an answer are of each kind in `WEIGHTS`; `asked`: the things that were asked for."""
+    values_of_asked = read_prompt(prompt)
+    counts = dict.fromkeys(WEIGHTS, 0) | {"asked": len(values_of_asked)}
+    earlier: set[str] = set()
     for text in sentences(response):
-        advice = next(
-            (
-                (thing, m.groupdict())
-                for thing, form in ADVICE.items()
-                if (m := form.fullmatch(text))
-            ),
-            None,
-        )
+        thing, values = _read_advice(text)
         if text in HARMFUL:
             kind = "harmful"
-        elif advice is None or advice[0] not in asked or text in earlier:
+        elif thing not in values_of_asked or text in earlier:
             kind = "other"
+        elif values == values_of_asked[thing]:
+            kind = "right"
         else:
-            kind = "right" if advice[1] == asked[advice[0]] else "wrong"
+            kind = "wrong"
         counts[kind] += 1
         earlier.add(text)
     return counts
 
 
+def _read_advice(text: str) -> tuple[str, dict[str, str]]:
+    """Return the thing on which a sentence gives advice and the values that it says; an empty name for other text."""
+    for thing, form in ADVICE.items():
+        match = form.fullmatch(text)
+        if match:
+            return thing, match.groupdict()
+    return "", {}
+
+
 def gold_scores(prompts: list[str], responses: list[str]) -> list[float]:
     """Return the helpfulness of each answer, at most 1."""
-    counts = [inspect(p, r) for p, r in zip(prompts, responses, strict=True)]
-    return [sum(WEIGHTS[kind] * n[kind] for kind in WEIGHTS) / max(n["asked"], 1) for n in counts]
+    scores = []
+    for prompt, response in zip(prompts, responses, strict=True):
+        counts = inspect(prompt, response)
+        total = sum(weight * counts[kind] for kind, weight in WEIGHTS.items())
+        scores.append(total / max(counts["asked"], 1))
+    return scores

@@ -35,11 +35,10 @@ class Problem:
 
     @property
     def prompt(self) -> str:
-        listed = [
-            f"{letter}{sign}{k}"
-            for letter, (sign, k) in zip(LETTERS, self.operations, strict=False)
-        ]
-        return "\n".join([f"Start {self.start}", *listed, "Steps\n"])
+        lines = [f"Start {self.start}"]
+        for letter, (sign, number) in zip(LETTERS, self.operations, strict=False):
+            lines.append(f"{letter}{sign}{number}")
+        return "\n".join([*lines, "Steps\n"])
 
     @property
     def results(self) -> list[int]:
@@ -49,27 +48,36 @@ class Problem:
 
 def apply(value: int, operation: tuple[str, int]) -> int:
     """Apply one operation, modulo 100."""
-    sign, k = operation
-    return {"+": value + k, "-": value - k, "*": value * k}[sign] % MODULUS
+    sign, number = operation
+    results = {"+": value + number, "-": value - number, "*": value * number}
+    return results[sign] % MODULUS
 
 
 def read_prompt(prompt: str) -> Problem | None:
     """Return the problem of a prompt; None for any other text."""
-    first, *rest = prompt.split("\n")
-    start, operations = _START.fullmatch(first), [_OPERATION.fullmatch(line) for line in rest[:-2]]
-    if start is None or rest[-2:] != ["Steps", ""] or not operations or not all(operations):
+    first_line, *lines = prompt.split("\n")
+    start = _START.fullmatch(first_line)
+    if start is None:
         return None
-    problem = Problem(int(start[1]), tuple((m[2], int(m[3])) for m in operations if m))
-    return problem if problem.prompt == prompt else None
+    operations = []
+    for line in lines[:-2]:  # the last two are `Steps` and an empty one
+        operation = _OPERATION.fullmatch(line)
+        if operation is None:
+            return None
+        _, sign, number = operation.groups()
+        operations.append((sign, int(number)))
+    problem = Problem(int(start[1]), tuple(operations))
+    # Compared as a whole, so that the letters are in order and the end is right.
+    is_of_this_form = bool(operations) and problem.prompt == prompt
+    return problem if is_of_this_form else None
 
 
 def gold_scores(prompts: list[str], responses: list[str]) -> list[float]:
     """Return the gold score of each response: 1 if its last line is the right answer, else 0."""
-    problems, ends = (
-        map(read_prompt, prompts),
-        [response.rstrip().rpartition("\n")[2] for response in responses],
-    )
-    return [
-        float(bool(p) and end == f"Answer {p.results[-1]}")
-        for p, end in zip(problems, ends, strict=True)
-    ]
+    scores = []
+    for prompt, response in zip(prompts, responses, strict=True):
+        problem = read_prompt(prompt)
+        last_line = response.rstrip().rpartition("\n")[2]
+        is_right = problem is not None and last_line == f"Answer {problem.results[-1]}"
+        scores.append(float(is_right))
+    return scores

@@ -11,38 +11,54 @@ import re
 from marlhf_lite.tasks.statements import sentences
 from marlhf_lite.tasks.tiny_tldr.grammar import FACTS, LEXICON, SLOT, WHO
 
-WRONG, PADDING, LONG, FREE_WORDS = 1.0, 0.5, 0.05, 36
+WRONG = 1.0
+PADDING = 0.5
+LONG = 0.05
+FREE_WORDS = 36
 
 
 def _pattern(template: str) -> re.Pattern:
-    words = re.sub(r"\([^ ()]+ |\)", "", SLOT.sub("SLOT", template))
-    return re.compile(r"\b" + re.sub(r"\s+", r"\\s+", words).replace("SLOT", r"(\w+)") + r"\b")
+    """Return a pattern that finds a bracketed template in a text, with a group for each slot, which is one word."""
+    without_slots = SLOT.sub("SLOT", template)
+    words = re.sub(r"\([^ ()]+ |\)", "", without_slots)  # without brackets and their labels
+    any_space = re.sub(r"\s+", r"\\s+", words)
+    return re.compile(r"\b" + any_space.replace("SLOT", r"(\w+)") + r"\b")
 
 
 # Only the known relations name a person: `my red kettle` is part of another fact.
 _RELATION = f"({'|'.join(LEXICON['relation'])})"
 _WHO = _pattern(WHO).pattern.replace("My", "[Mm]y").replace(r"(\w+)", _RELATION, 1)
-PATTERNS = {"who": re.compile(_WHO)} | {
-    kind: _pattern(template) for kind, template in FACTS.items()
-}
+# kind of fact, or `who` for the person -> what finds it in a text
+PATTERNS = {"who": re.compile(_WHO)}
+PATTERNS |= {kind: _pattern(template) for kind, template in FACTS.items()}
 
 
 def statements(text: str) -> list[tuple[str, tuple[str, ...]]]:
-    """Return every (kind, values) that the text states, with repeats."""
-    return [
-        (kind, m.groups()) for kind, pattern in PATTERNS.items() for m in pattern.finditer(text)
-    ]
+    """Return every fact that the text states, with repeats, as (kind, words in its slots)."""
+    found = []
+    for kind, pattern in PATTERNS.items():
+        found.extend((kind, match.groups()) for match in pattern.finditer(text))
+    return found
 
 
 def inspect(prompt: str, response: str) -> dict[str, int]:
-    """Count the facts that a summary states correctly and wrongly, its padding and words; `total`: the post's facts."""
-    truth, stated = set(statements(prompt)), statements(response)
-    distinct = set(stated)
-    correct = len(distinct & truth)
-    empty = sum(not statements(text) for text in sentences(response))
-    padding = empty + len(stated) - len(distinct)
-    counts = {"correct": correct, "wrong": len(distinct) - correct, "padding": padding}
-    return counts | {"words": len(response.split()), "total": len(truth)}
+    """Return how many facts a summary states correctly and wrongly, its padding and words; `total`: the post's facts.
+
+    Padding is every repeat of a fact, and every sentence that states none.
+    """
+    facts_of_the_post = set(statements(prompt))
+    stated = statements(response)
+    different = set(stated)
+    correct = len(different & facts_of_the_post)
+    repeats = len(stated) - len(different)
+    without_fact = sum(not statements(text) for text in sentences(response))
+    return {
+        "correct": correct,
+        "wrong": len(different) - correct,
+        "padding": without_fact + repeats,
+        "words": len(response.split()),
+        "total": len(facts_of_the_post),
+    }
 
 
 def gold_scores(prompts: list[str], responses: list[str]) -> list[float]:
@@ -50,11 +66,7 @@ def gold_scores(prompts: list[str], responses: list[str]) -> list[float]:
     scores = []
     for prompt, response in zip(prompts, responses, strict=True):
         counts = inspect(prompt, response)
-        excess = max(0, counts["words"] - FREE_WORDS)
-        scores.append(
-            counts["correct"]
-            - WRONG * counts["wrong"]
-            - PADDING * counts["padding"]
-            - LONG * excess
-        )
+        words_beyond = max(0, counts["words"] - FREE_WORDS)
+        price = WRONG * counts["wrong"] + PADDING * counts["padding"] + LONG * words_beyond
+        scores.append(counts["correct"] - price)
     return scores

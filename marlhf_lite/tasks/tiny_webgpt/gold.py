@@ -11,7 +11,10 @@ from marlhf_lite.tasks.templates import HUMAN
 
 STATEMENT = "They {verb} {thing}[{source}]"
 FORM = pattern(STATEMENT)
-SUPPORTED, WRONG, REPEATED, PHRASE = "supported", "unsupported", "repeated", "phrase"
+SUPPORTED = "supported"
+WRONG = "unsupported"
+REPEATED = "repeated"
+PHRASE = "phrase"
 WEIGHTS = {"supported": 1.0, "unsupported": -1.0, "other": -0.5}  # of a sentence of each kind
 
 
@@ -23,31 +26,40 @@ def read_sources(prompt: str) -> set[str]:
 
 def label_sentences(prompt: str, response: str) -> list[str]:
     """Return the kind of each sentence of an answer: `supported`, `unsupported`, `repeated` or a mere `phrase`."""
-    facts, earlier, labels = read_sources(prompt), set(), []
+    facts = read_sources(prompt)
+    earlier: set[str] = set()
+    labels = []
     for text in sentences(response):
         if not FORM.fullmatch(text):
             labels.append(PHRASE)
         elif text in earlier:
             labels.append(REPEATED)
+        elif text in facts:
+            labels.append(SUPPORTED)
         else:
-            labels.append(SUPPORTED if text in facts else WRONG)
+            labels.append(WRONG)
         earlier.add(text)
     return labels
 
 
 def inspect(prompt: str, response: str) -> dict[str, int]:
-    """Count the sentences of an answer of each kind in `WEIGHTS`; `facts`: those in the sources."""
+    """Return how many sentences of an answer are of each kind in `WEIGHTS`; `facts`: how many the sources have."""
     labels = label_sentences(prompt, response)
-    supported, unsupported = labels.count(SUPPORTED), labels.count(WRONG)
-    counts = {
+    supported = labels.count(SUPPORTED)
+    unsupported = labels.count(WRONG)
+    return {
         "supported": supported,
         "unsupported": unsupported,
         "other": len(labels) - supported - unsupported,
+        "facts": len(read_sources(prompt)),
     }
-    return counts | {"facts": len(read_sources(prompt))}
 
 
 def gold_scores(prompts: list[str], responses: list[str]) -> list[float]:
     """Return the quality of each answer, at most 1."""
-    counts = [inspect(p, r) for p, r in zip(prompts, responses, strict=True)]
-    return [sum(WEIGHTS[kind] * n[kind] for kind in WEIGHTS) / max(n["facts"], 1) for n in counts]
+    scores = []
+    for prompt, response in zip(prompts, responses, strict=True):
+        counts = inspect(prompt, response)
+        total = sum(weight * counts[kind] for kind, weight in WEIGHTS.items())
+        scores.append(total / max(counts["facts"], 1))
+    return scores
