@@ -509,8 +509,9 @@ def test_a_reward_gets_what_the_data_have(tmp_path):
         sys.path.remove(str(tmp_path))
         assert sorted(seen)[0][:4] == "Why " and all("<|im_start|>" not in text for text in seen)
         assert (
-            all(isinstance(said, list) for said in task.said.values()) == (file == "rows")
-            or not task.said
+            all(isinstance(said, list) for said in task.source_of_prompt.values())
+            == (file == "rows")
+            or not task.source_of_prompt
         )
 
 

@@ -204,7 +204,7 @@ def test_a_classifier_is_read_at_the_last_token_of_its_templates_text(tokenizer,
     expect_chats(policys)
     rows = datasets.Dataset.from_dict({"prompt": [prompt]})
     task = Task("few", datasets.DatasetDict(dict.fromkeys(("ppo", "test"), rows)), None, {})
-    task = dataclasses.replace(task, said=write.said, chats=True)
+    task = dataclasses.replace(task, source_of_prompt=write.source_of_prompt, chats=True)
     rollout = from_texts(policys, [prompt, prompt], [answer, "no end here at all"], 9)
     read = reader_of(tmp_path, policys, task)
     with torch.no_grad():

@@ -211,19 +211,19 @@ def test_a_column_that_is_not_there_is_refused_before_training(folder, capsys, w
 
 def test_what_a_reward_takes_is_no_longer_unused(folder):
     takes_one = RowColumns(lambda prompts, responses, answer: 0, 2, "mine")
-    task = load_task("rows.jsonl", asked=[takes_one])
+    task = load_task("rows.jsonl", row_columns=[takes_one])
     assert task.unused == ("id", "facts") and json.loads(task.splits["ppo"]["row"][0]).keys() == {
         "answer"
     }
     assert load_task("rows.jsonl").splits["ppo"].column_names == ["prompt", "chosen"]
     both = [takes_one, RowColumns(lambda prompts, facts=None, **rest: 0, 1, "other")]
-    assert load_task("rows.jsonl", asked=both).unused == ()
+    assert load_task("rows.jsonl", row_columns=both).unused == ()
     two_arguments = [
         RowColumns(FunctionReward, 2, ""),
         RowColumns(max, 2, ""),
         RowColumns(lambda *texts: 0, 2, ""),
     ]
-    assert load_task("rows.jsonl", asked=two_arguments).splits["ppo"].column_names == [
+    assert load_task("rows.jsonl", row_columns=two_arguments).splits["ppo"].column_names == [
         "prompt",
         "chosen",
     ]
@@ -238,7 +238,9 @@ def test_columns_that_rows_are_read_by_go_along_by_name(tmp_path):
         (lambda p, r, **row: 0, {"level"}),
         (lambda p, r, *, level=0, answer, other=1: 0, {"answer", "level"}),
     ):
-        task = load_task(str(tmp_path / "rows.parquet"), asked=[RowColumns(function, 2, "mine")])
+        task = load_task(
+            str(tmp_path / "rows.parquet"), row_columns=[RowColumns(function, 2, "mine")]
+        )
         for prompt in prompts_of(task.splits["ppo"]):
             row = json.loads(prompt.row)
             assert (
@@ -247,10 +249,10 @@ def test_columns_that_rows_are_read_by_go_along_by_name(tmp_path):
             )
     embedded = partial(load_task, "tiny-steps", size=40)
     fails(
-        lambda: embedded(asked=[RowColumns(lambda p, r, chosen: 0, 2, "mine")]),
+        lambda: embedded(row_columns=[RowColumns(lambda p, r, chosen: 0, 2, "mine")]),
         "mine: asks for the column chosen",
     )
-    embedded(asked=[RowColumns(lambda p, r, chosen=None, **row: 0, 2, "mine")])
+    embedded(row_columns=[RowColumns(lambda p, r, chosen=None, **row: 0, 2, "mine")])
 
 
 def test_columns_of_programs_are_those_of_their_rows(tmp_path):
@@ -258,7 +260,7 @@ def test_columns_of_programs_are_those_of_their_rows(tmp_path):
     rows = [row | {"question": f"Task {i}.", "level": i} for i in range(9)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = load_task(
-        str(tmp_path / "a.jsonl"), asked=[RowColumns(lambda p, r, level, **row: 0, 2, "mine")]
+        str(tmp_path / "a.jsonl"), row_columns=[RowColumns(lambda p, r, level, **row: 0, 2, "mine")]
     )
     for prompt in prompts_of(task.splits["ppo"]):
         found = json.loads(prompt.row)
@@ -274,8 +276,8 @@ def test_a_row_without_a_column_that_is_needed_is_a_bad_row(tmp_path):
     del rows[4]["answer"]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     asked = [RowColumns(lambda p, r, answer, hint=None: 0, 2, "mine")]
-    fails(lambda: load_task(str(path), asked=asked), "row 5: no 'answer'", "--bad_rows drop")
-    task = load_task(str(path), asked=asked, bad_rows="drop")
+    fails(lambda: load_task(str(path), row_columns=asked), "row 5: no 'answer'", "--bad_rows drop")
+    task = load_task(str(path), row_columns=asked, bad_rows="drop")
     assert task.counts["missing_column"] == 1
     everything = [json.loads(row) for part in task.splits.values() for row in part["row"]]
     assert sorted(row["hint"] is None for row in everything) == [False] + [True] * 28

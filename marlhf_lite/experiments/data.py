@@ -53,7 +53,7 @@ def read_task(
     """
     chat = chat_writer(tokenizer, options.chat_template, date)
     source = {name: getattr(options, name) for name in LOADED}
-    task = load_task(options.dataset, **source, chat=chat, asked=asked, found=found)
+    task = load_task(options.dataset, **source, chat=chat, row_columns=asked, found=found)
     task = replace(task, digests=rows_digests(task))
     if task.chats:
         expect_chats(tokenizer)

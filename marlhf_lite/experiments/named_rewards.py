@@ -28,7 +28,7 @@ def text_reward(kind: str, task: Task) -> Callable | None:
 
         return TestReward(task.tests, strict=kind == "all_tests")
     if kind != "gold":
-        return _of_messages(import_user_code("reward", kind, KNOWN), task.said)
+        return _of_messages(import_user_code("reward", kind, KNOWN), task.source_of_prompt)
     if task.gold is None:
         raise InputError(
             f"--reward gold: {task.name} has no gold score: give rm, or package.module:function"
@@ -48,16 +48,15 @@ def asked_columns(options: StageCommand, sampler: Sampler) -> list[RowColumns]:
     return asked
 
 
-def _of_messages(function: Callable, said: Mapping[str, str | list[dict]]) -> Callable:
+def _of_messages(function: Callable, source_of_prompt: Mapping[str, str | list[dict]]) -> Callable:
     """Return the function of prompts as the data have them: messages, if a chat template wrote the prompts."""
-    if not said:
+    if not source_of_prompt:
         return function
 
     @functools.wraps(function)
     def call(prompts: Sequence[str], responses: Sequence[str], **columns):
-        return function(
-            [copy.deepcopy(said.get(prompt, prompt)) for prompt in prompts], responses, **columns
-        )
+        sources = [copy.deepcopy(source_of_prompt.get(prompt, prompt)) for prompt in prompts]
+        return function(sources, responses, **columns)
 
     if hasattr(function, "metrics"):  # of a class
         call.metrics = function.metrics

@@ -23,11 +23,22 @@ from marlhf_lite.utils.user_code import named_errors
 
 
 class TextReader:
-    """Reads rollouts again as texts by another tokenizer; `said` is that of `Task`, `limit` its positions."""
+    """Reads rollouts again as texts by another tokenizer; `limit` is the number of the model's positions.
 
-    def __init__(self, tokenizer, said: Mapping[str, str | list[dict]], limit: int | None = None):
-        self.tokenizer, self.said, self.limit = tokenizer, said, limit
-        self.chat = Chat(tokenizer, "auto") if said and tokenizer.chat_template else None
+    `source_of_prompt` is that of `Task`: what the data have for each prompt that the policy's chat template wrote.
+    """
+
+    def __init__(
+        self,
+        tokenizer,
+        source_of_prompt: Mapping[str, str | list[dict]],
+        limit: int | None = None,
+    ):
+        self.tokenizer = tokenizer
+        self.source_of_prompt = source_of_prompt
+        self.limit = limit
+        has_chats = bool(source_of_prompt and tokenizer.chat_template)
+        self.chat = Chat(tokenizer, "auto") if has_chats else None
         # What the template writes after the end token, such as a line break: the classifier was trained to give its
         # score at the last token of the template's text.
         self.after_end: list[int] = []
@@ -39,10 +50,12 @@ class TextReader:
 
     def prompts(self, prompts: Sequence[str]) -> list[str]:
         """Return the prompts as this tokenizer's template writes them; without one, messages become transcripts."""
-        return [
-            write_turns(self.said[text], self.chat or "paper") if text in self.said else text
-            for text in prompts
-        ]
+        read = []
+        for prompt in prompts:
+            if prompt in self.source_of_prompt:
+                prompt = write_turns(self.source_of_prompt[prompt], self.chat or "paper")
+            read.append(prompt)
+        return read
 
     def __call__(self, rollout: Rollout) -> Rollout:
         """Return the same texts in other tokens; an answer that has ended also ends by this tokenizer's end token.
@@ -92,15 +105,17 @@ def reader_of(rm: Path | None, tokenizer, task: Task) -> TextReader | None:
     # A reward model that was trained here gives its score at the end token, one from elsewhere at the last token of its
     # template's text.
     is_of_a_run = run_of(rm) or (rm / SEAL).is_file()
-    writes_chats = bool(task.said and own.chat_template)
+    writes_chats = bool(task.source_of_prompt and own.chat_template)
     reads_on = writes_chats and not is_of_a_run and bool(text_after_end(own))
-    same_template = not task.said or is_of_a_run or own.chat_template == tokenizer.chat_template
+    same_template = (
+        not task.source_of_prompt or is_of_a_run or own.chat_template == tokenizer.chat_template
+    )
     if same_template and not reads_on and own.get_vocab() == tokenizer.get_vocab():
         plain = {"add_special_tokens": False, "split_special_tokens": True}
         if own(texts, **plain)["input_ids"] == tokenizer(texts, **plain)["input_ids"]:
             return None
     config = read_config(f"--rm {rm}", rm).get_text_config()
-    return TextReader(own, task.said, getattr(config, "max_position_embeddings", None))
+    return TextReader(own, task.source_of_prompt, getattr(config, "max_position_embeddings", None))
 
 
 def check_tokenizers(options: StageCommand, inputs: Inputs, tokenizer) -> None:

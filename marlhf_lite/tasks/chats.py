@@ -57,8 +57,8 @@ class Chat:
         self.restored: list[str] = []
         # answers whose thought, which the data keep beside the text, the template does not write
         self.thoughts_left_out = 0
-        # written prompt -> the messages or the text of the data
-        self.said: dict[str, str | list[dict]] = {}
+        # prompt that the template wrote -> the messages of the data, or the text that became a user's message
+        self.source_of_prompt: dict[str, str | list[dict]] = {}
         self._check = functools.cache(self._try_out)
         self._end = functools.cache(functools.partial(end_of_turn, tokenizer))
 
@@ -88,7 +88,7 @@ class Chat:
             check_roles(turns, _source(self.tokenizer.chat_template))
         prompt = [self._with_thought_by_its_name(turn) for turn in prompt]
         text = self(prompt)
-        self.said[text] = list(prompt)
+        self.source_of_prompt[text] = list(prompt)
         self.left_out += not _holds(text, prompt)
         _check_tool_calls(text, prompt)
         written = []

@@ -30,14 +30,16 @@ class UnloadedTemplate(Chat):
     def __init__(self, choice: str, source: str | None):
         self.choice = choice
         self.source = source
-        self.said = {}
+        self.source_of_prompt = {}
 
     def write(self, prompt: Turns, answers: Sequence[Turns]) -> tuple[str, list[str]]:
+        """Return texts that are empty or equal only if those of the template would be. Raises `BadRow` for a role."""
         if self.source is not None:
             for turns in (prompt, *answers):
                 check_roles(turns, self.source)
-        asked = f"Human: {_joined(prompt)}"
-        return asked, [_joined(turns) or "a tool call" for turns in answers]
+        # A message with nothing but a tool call is no empty answer.
+        written = [_joined_contents(turns) or "a tool call" for turns in answers]
+        return f"Human: {_joined_contents(prompt)}", written
 
 
 def find_and_check_rows(
@@ -47,24 +49,35 @@ def find_and_check_rows(
 
     Raises `InputError` for faults of the files, of the columns and of rows, whatever the template will be. Data of
     `datasets`, which may be larger than the memory, are checked by `load_task` only.
+
+    Args:
+        bad_rows, template, where: see `load_task`.
+        model, chat_template: the options of these names, which say which template will write messages.
     """
     if dataset in EMBEDDED:
         return None
     found = find_rows(dataset, **where)
     form = form_of_rows(dataset, found.rows, where)
+
+    # 1. What takes the place of the chat template, if one will write the rows: see `load_task`.
     writer: str | Chat = template
-    if form.name and (chat_template == "text" or has_chats(found.rows, form)):
+    is_for_texts = chat_template == "text"
+    if not form.has_fixed_prompts and (is_for_texts or has_chats(found.rows, form)):
         source = _source_of_template(model, chat_template)
-        if source != "":
-            writer = UnloadedTemplate("text" if chat_template == "text" else "auto", source)
-    for rows, source, files in (
-        (found.rows, dataset, found.files),
-        (found.test, name_of_test(dataset, found), found.test_files),
-    ):
-        if isinstance(rows, list):
-            convert = form.convert if rows is found.rows else form.convert_test or form.convert
-            checked = replace(form, convert=partial(convert, template=writer))
-            to_preferences(rows, source, bad_rows, checked, partial(place_in_files, files))
+        has_template = source != ""
+        if has_template:
+            writer = UnloadedTemplate("text" if is_for_texts else "auto", source)
+
+    # 2. Convert the rows for their faults alone. A list of rows was read from files here, so it is in memory already.
+    if isinstance(found.rows, list):
+        train_form = replace(form, convert=partial(form.convert, template=writer))
+        place_of = partial(place_in_files, found.files)
+        to_preferences(found.rows, dataset, bad_rows, train_form, place_of)
+    if isinstance(found.test, list):
+        convert_test = form.convert_test or form.convert
+        test_form = replace(form, convert=partial(convert_test, template=writer))
+        place_of = partial(place_in_files, found.test_files)
+        to_preferences(found.test, name_of_test(dataset, found), bad_rows, test_form, place_of)
     return found
 
 
@@ -73,19 +86,21 @@ def _source_of_template(model: str, chat_template: str) -> str | None:
 
     It is known of embedded models, which have none, of a file, and of a local folder in the usual form.
     """
-    if chat_template == "none" or (chat_template in WORDS and model in EMBEDDED_MODELS):
+    is_of_tokenizer = chat_template in WORDS
+    if chat_template == "none" or (is_of_tokenizer and model in EMBEDDED_MODELS):
         return ""
-    if chat_template not in WORDS:
+    if not is_of_tokenizer:
         file = Path(chat_template).expanduser()
         return file.read_text(encoding="utf-8") if file.is_file() else None
-    folder = Path(model).expanduser()
-    if (folder / "chat_template.jinja").is_file():
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    if (folder / "tokenizer_config.json").is_file():
-        source = read_json(folder / "tokenizer_config.json").get("chat_template") or ""
-        return source if isinstance(source, str) else str(source)
+    template_file = Path(model).expanduser() / "chat_template.jinja"
+    if template_file.is_file():
+        return template_file.read_text(encoding="utf-8")
+    config_file = Path(model).expanduser() / "tokenizer_config.json"
+    if config_file.is_file():
+        source = read_json(config_file).get("chat_template") or ""
+        return str(source)  # of several templates, their texts together
     return None
 
 
-def _joined(turns: Turns) -> str:
+def _joined_contents(turns: Turns) -> str:
     return "\n".join(turn["content"] for turn in turns).strip()

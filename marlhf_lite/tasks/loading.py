@@ -1,5 +1,6 @@
 """Load the data of a task: an embedded corpus, local files, a folder, or a data set on the hub."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,7 +14,7 @@ from marlhf_lite.tasks.messages import MESSAGE, PASSED_ON, THOUGHTS
 from marlhf_lite.tasks.prompts import RowColumns
 from marlhf_lite.tasks.shapes import ONLY_TEXTS, columns_of, to_preferences
 from marlhf_lite.tasks.sources import (
-    FIRST,
+    ENOUGH_ROWS,
     Found,
     find_rows,
     form_of_rows,
@@ -37,7 +38,7 @@ def load_task(
     template: str = "paper",
     part: str = "",
     chat: Chat | None = None,
-    asked: Sequence[RowColumns] = (),
+    row_columns: Sequence[RowColumns] = (),
     found: Found | None = None,
     **where: str,
 ) -> Task:
@@ -48,49 +49,49 @@ def load_task(
             `datasets` knows, or a name on the hub, with the columns of `shapes.SHAPES` or `paper_datasets`. Without a
             split called test, validation or valid, 10 % of the rows are held out, and 5 % for WebGPT.
         size: the number of rows in all, drawn by `seed` from the good ones (of embedded data the first); None: all.
-        bad_rows, template: see `to_preferences`, and the prompts of TL;DR and WebGPT in `templates`.
+        bad_rows: error or drop, see `to_preferences`.
+        template: paper or released, how the prompts of TL;DR and WebGPT are written (`templates`).
         part: rows of another kind that become the whole test part, such as TL;DR's news articles, `cnn_dm`.
-        chat: the chat template that writes rows of messages (`chats.chat_writer`); None writes them as transcripts.
-        asked: functions that take columns of the row; see `Prompt`.
+        chat: the chat template that writes rows of messages (`chats.chat_writer`); None writes them as transcripts. If
+            its `choice` is text, it writes rows of text as well, each prompt as a message of the user.
+        row_columns: what each of the user's functions takes of a row; it goes along with the prompt (`Prompt`).
         found: the rows of `dataset`, if they have been found already (`sources.find_rows`).
         where: `dataset_config`, `data_dir`, the `split` to train on, your names of `columns` (`shapes.rename`).
 
     `Task.counts` has `read`, `kept`, the reasons of `to_preferences`, the size of each part, and the reasons for rows
     that were kept but not used: `beyond_size`, `prompt_in_test` and `not_of_part`. Raises `InputError` for every fault.
     """
-    # 1. Embedded data are rows of a task already.
-    for_texts = "text" if chat and chat.choice == "text" else ""
+    # 1. Embedded data are rows of a task already: nothing else says where they are, or writes their prompts.
+    writes_texts = chat is not None and chat.choice == "text"
+    template_option = {"chat_template": "text"} if writes_texts else {}
     if dataset in EMBEDDED:
-        refuse_where(where | {"chat_template": for_texts}, f"{dataset} is embedded and")
-        for one in asked:
-            one.choose(())  # rows of embedded data have no other columns
+        refuse_where(where | template_option, f"{dataset} is embedded and")
+        for columns_of_function in row_columns:
+            columns_of_function.choose(())  # embedded rows have no others: raises if one is needed
         return load_embedded(dataset, size, seed, part)
 
     # 2. Find the rows, their form, and what writes their prompts.
     found = found or find_rows(dataset, **where)
     form = form_of_rows(dataset, found.rows, where)
-    if not form.name:
-        refuse_where({"chat_template": for_texts}, f"{dataset}, whose prompts have a fixed form,")
-    is_written = bool(chat and form.name) and (bool(for_texts) or has_chats(found.rows, form))
+    if form.has_fixed_prompts:
+        refuse_where(template_option, f"{dataset}, whose prompts have a fixed form,")
+    writer: str | Chat = template
+    if chat is not None and not form.has_fixed_prompts:
+        has_rows_to_write = writes_texts or has_chats(found.rows, form)
+        # If most rows are text, the template writes none, and the few rows of messages are bad ones.
+        writer = chat if has_rows_to_write else ONLY_TEXTS
+    is_written_by_chat = writer is chat
     check_part(dataset, part, form.parts)
-    form = _with_columns(form, found.rows, asked)
-    unused = _unused(found.rows, form, is_written)
-    thoughts = 0 if is_written else _count_thoughts(found.rows, form)
+    form = _with_columns(form, found.rows, row_columns)
 
     # 3. Convert them to the columns of a task.
-    if is_written:
-        writer: str | Chat = chat
-    elif chat and form.name:
-        writer = ONLY_TEXTS
-    else:
-        writer = template
-    read = partial(_convert, form=form, template=writer, bad_rows=bad_rows)
-    rows, counts = read(
+    convert = partial(_convert, form=form, template=writer, bad_rows=bad_rows)
+    rows, counts = convert(
         found.rows, dataset, form.convert, place_of=partial(place_in_files, found.files)
     )
     test = None
     if found.test is not None:
-        test, counts_of_test = read(
+        test, counts_of_test = convert(
             found.test,
             name_of_test(dataset, found),
             form.convert_test or form.convert,
@@ -98,14 +99,15 @@ def load_task(
         )
         counts = counts + counts_of_test
 
-    # 4. Count the test rows: a separate test set gives as many as would be held out without it.
-    held_out = None if size is None else max(round(size * form.test_fraction), 1)
-    if test is not None and size is not None:
-        test = draw(test, held_out, seed)
+    # 4. Draw `size` rows. A separate test set gives as many of them as would be held out without it.
+    test_size = None
     if size is not None:
+        test_size = max(round(size * form.test_fraction), 1)
+        if test is not None:
+            test = draw(test, test_size, seed)
         rows = draw(rows, max(size - len(test or ()), 0), seed)
 
-    # 5. Split them. `--part` takes rows that `convert` drops as the test part.
+    # 5. Split them. With `--part`, rows that `form.convert` drops become the test part.
     task = make_task(
         dataset,
         rows,
@@ -116,44 +118,53 @@ def load_task(
         test_fraction=form.test_fraction,
     )
     if part:
-        source = found.rows if found.test is None else found.test
-        of_part, _ = read(source, f"{dataset} ({part})", form.parts[part])
-        task = _with_test_part(task, part, draw(of_part, held_out, seed))
+        rows_with_part = found.rows if found.test is None else found.test
+        of_part, _ = convert(rows_with_part, f"{dataset} ({part})", form.parts[part])
+        task = _with_test_part(task, part, draw(of_part, test_size, seed))
     return replace(
         task,
         shape=form.name,
-        chats=is_written,
-        said=chat.said if is_written else {},
-        unused=unused,
+        chats=is_written_by_chat,
+        source_of_prompt=chat.source_of_prompt if is_written_by_chat else {},
+        unused=_unused_names(found.rows, form, is_written_by_chat),
         unused_splits=found.left_out_splits,
-        thoughts_dropped=thoughts,
+        thoughts_dropped=0 if is_written_by_chat else _count_rows_with_thoughts(found.rows, form),
         files=(*found.files, *found.test_files),
         left_out_files=found.left_out_files,
     )
 
 
 def _with_test_part(task: Task, part: str, rows: Sequence[dict]) -> Task:
-    """Return the task with these rows, which were dropped under the name of their part, as its test part."""
+    """Return the task with these rows as its test part, instead of its own test rows, and with counts that say so.
+
+    `part` is the name of these rows. The task's conversion has dropped all rows of this kind, counted by this name.
+    """
     counts = dict(task.counts)
-    counts["not_of_part"] = counts["test"]
+    counts["not_of_part"] = counts["test"]  # the task's own test rows are not used
     counts["test"] = len(rows)
-    left = counts.pop(part, 0) - len(rows)
-    if left > 0:
-        counts[part] = left
+    dropped = counts.pop(part, 0)
+    still_dropped = dropped - len(rows)  # those that were not drawn
+    if still_dropped > 0:
+        counts[part] = still_dropped
     splits = datasets.DatasetDict({**task.splits, "test": datasets.Dataset.from_list(rows)})
     return replace(task, splits=splits, counts=counts)
 
 
-def _with_columns(form: Form, rows: Iterable[dict], asked: Sequence[RowColumns]) -> Form:
-    """Return the form with the columns of the rows that are asked for. Raises `InputError` if one is missing."""
+def _with_columns(form: Form, rows: Iterable[dict], row_columns: Sequence[RowColumns]) -> Form:
+    """Return the form with the columns that the user's functions take.
+
+    Raises `InputError` if one that a function needs is missing in all rows.
+    """
     chosen: dict[str, None] = {}  # in the order of the functions, each once
-    for one in asked:
-        names = one.choose(columns_of(rows), read=(*form.columns, *form.optional))
+    needed: set[str] = set()
+    read_by_form = (*form.columns, *form.optional)
+    for columns_of_function in row_columns:
+        names = columns_of_function.choose(columns_of(rows), already_read=read_by_form)
         chosen.update(dict.fromkeys(names))
+        needed.update(columns_of_function.needed)
     if not chosen:
         return form
-    needed = tuple(name for name in chosen if any(name in one.needed for one in asked))
-    return replace(form, row=tuple(chosen), needed=needed)
+    return replace(form, row=tuple(chosen), needed=tuple(name for name in chosen if name in needed))
 
 
 def _convert(
@@ -165,52 +176,73 @@ def _convert(
     template: str | Chat,
     bad_rows: str,
     place_of: Callable[[int], str] = "row {}".format,
-):
-    """Convert rows; of a data set it reads only the columns of the form: WebGPT's others take gigabytes."""
+) -> tuple[list[dict], Counter]:
+    """Return what `to_preferences` does of these rows, with `convert` instead of the form's own conversion.
+
+    Of a data set of `datasets`, only the columns that are used come into the memory: WebGPT's others take gigabytes. If
+    columns are missing, all stay, so that the message about it can name them.
+    """
     if isinstance(rows, datasets.Dataset) and set(form.columns) <= set(rows.column_names):
-        used = {*form.columns, *form.optional, *(form.row or ())}
-        read = [column for column in rows.column_names if column in used]
-        rows = rows.select_columns(read).to_list()
+        used = _used_columns(form)
+        rows = rows.select_columns([name for name in rows.column_names if name in used]).to_list()
     form = replace(form, convert=partial(convert, template=template))
     return to_preferences(rows, source, bad_rows, form, place_of)
 
 
-def _unused(rows: Iterable[dict], form: Form, is_written: bool) -> tuple[str, ...]:
-    """Return the columns, and the keys of messages, that nothing reads; `system` without a chat template is one."""
-    if not form.name:
+def _used_columns(form: Form) -> set[str]:
+    """Return the columns that the form reads, and those that go along with the prompt for the user's functions."""
+    return {*form.columns, *form.optional, *(form.row or ())}
+
+
+def _unused_names(rows: Iterable[dict], form: Form, is_written_by_chat: bool) -> tuple[str, ...]:
+    """Return the columns and the keys of messages that nothing reads, for a note to the user.
+
+    Without a chat template, nothing writes the column `system`, a thought or a tool call. The paper's data sets are
+    known to have columns that nobody needs, so their names are not returned.
+    """
+    if form.has_fixed_prompts:
         return ()
-    used = {*form.columns, *form.optional, *(form.row or ())}
-    if not is_written:
-        used -= {"system"}
-    names = [str(name) for name in columns_of(rows) if name not in used and str(name).strip()]
-    read = {*MESSAGE, *(PASSED_ON if is_written else ())}
-    keys: set[str] = set()
-    for turn in _first_messages(rows, form):
-        keys.update(
-            key for key, value in turn.items() if key not in read and value not in (None, [])
-        )
-    return (*names, *(f"{key} of messages" for key in sorted(keys)))
+    used = _used_columns(form)
+    read_keys = {*MESSAGE}
+    if is_written_by_chat:
+        read_keys.update(PASSED_ON)
+    else:
+        used.discard("system")
+    columns = []
+    for column in columns_of(rows):
+        has_name = str(column).strip() != ""  # pandas writes its row numbers under an empty name
+        if column not in used and has_name:
+            columns.append(str(column))
+    unread_keys: set[str] = set()
+    for row in islice(rows, ENOUGH_ROWS):
+        for message in _messages_in(row, form):
+            for key, value in message.items():
+                is_empty = value is None or value == []  # as Parquet fills up keys of other rows
+                if key not in read_keys and not is_empty:
+                    unread_keys.add(key)
+    return (*columns, *(f"{key} of messages" for key in sorted(unread_keys)))
 
 
-def _count_thoughts(rows: Iterable[dict], form: Form) -> int:
-    """Return how many rows have a thought beside a message's content, which only a chat template would write."""
-    if not form.name or not isinstance(rows, list):
+def _count_rows_with_thoughts(rows: Iterable[dict], form: Form) -> int:
+    """Return how many rows have a thought in a key of its own, beside a message's content.
+
+    Only a chat template would write it. Data of `datasets` are not counted (0), because they may be larger than the
+    memory; nor are the paper's data sets, which have no messages.
+    """
+    if form.has_fixed_prompts or not isinstance(rows, list):
         return 0
     count = 0
     for row in rows:
-        turns = _messages_in(row, form)
-        count += any(turn.get(key) for turn in turns for key in THOUGHTS)
+        has_thought = False
+        for message in _messages_in(row, form):
+            if any(message.get(key) for key in THOUGHTS):
+                has_thought = True
+        count += has_thought
     return count
 
 
-def _first_messages(rows: Iterable[dict], form: Form) -> list[dict]:
-    turns = []
-    for row in islice(rows, FIRST):
-        turns.extend(_messages_in(row, form))
-    return turns
-
-
 def _messages_in(row: Mapping, form: Form) -> list[dict]:
+    """Return the messages in all columns of a row that the form reads; texts are none."""
     turns = []
     for column in form.columns:
         cell = row.get(column)
@@ -222,14 +254,17 @@ def _messages_in(row: Mapping, form: Form) -> list[dict]:
 def drop_long_prompts(
     split: datasets.Dataset, tokenizer, max_tokens: int
 ) -> tuple[datasets.Dataset, int]:
-    """Drop prompts of more than `max_tokens` tokens, special tokens included; return the rest and the number dropped.
+    """Return the rows whose prompts have at most `max_tokens` tokens, special tokens included, and how many have more.
 
     Raises `InputError` if no row is left.
     """
-    lengths = []
-    for part in split.iter(1000):
-        lengths.extend(len(ids) for ids in encode_prompts(tokenizer, part["prompt"]))
-    kept = [row for row, length in enumerate(lengths) if length <= max_tokens]
+    kept = []
+    row = 0
+    for part in split.iter(batch_size=1000):
+        for ids in encode_prompts(tokenizer, part["prompt"]):
+            if len(ids) <= max_tokens:
+                kept.append(row)
+            row += 1
     if len(split) and not kept:
         raise InputError(
             f"--max_prompt_length {max_tokens}: all {len(split)} prompts are longer: raise it or cut them"

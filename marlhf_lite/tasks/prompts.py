@@ -3,6 +3,7 @@
 import inspect
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
+from inspect import Parameter
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -24,10 +25,15 @@ class Prompt(str):
 
 
 class RowColumns:
-    """The columns that a function takes by name after its first `given` arguments; `source`: its option and name.
+    """The columns of the rows that a user's function takes by the names of its arguments.
 
-    Arguments called as in `not_in_rows` are no columns: whoever calls the function has them from elsewhere.
-    `takes_beside_row` are those of them that it takes.
+    Args:
+        function: such as `reward(prompts, responses, answer, hint=None)`, which needs the column `answer` and takes
+            `hint` if there is one. With `**row` it takes all columns.
+        given: the number of its first arguments that are no columns; here 2.
+        source: what messages call it: its option and its name.
+        not_in_rows: names of arguments that are no columns either, because the caller has their values from elsewhere,
+            such as the turns of a dialogue. `takes_beside_row` are those of them that the function takes.
     """
 
     def __init__(
@@ -36,44 +42,62 @@ class RowColumns:
         self.source = source
         try:
             parameters = list(inspect.signature(function).parameters.values())
-        except (ValueError, TypeError):  # of builtins, which take no columns
+        except (ValueError, TypeError):  # some builtins have no signature, and take no columns
             parameters = []
-        named = [
-            p for p in parameters[given:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        ]
-        self.takes_beside_row = [p.name for p in named if p.name in not_in_rows]
-        named = [p for p in named if p.name not in not_in_rows]
-        self.named, self.needed = (
-            {p.name for p in named},
-            [p.name for p in named if p.default is p.empty],
-        )
-        self.rest = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        self.first = {p.name for p in parameters[:given]}
+        self.names_of_given = {parameter.name for parameter in parameters[:given]}
+        self.takes_all = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
+        self.takes_beside_row: list[str] = []
+        self.named: list[str] = []
+        self.needed: list[str] = []  # those of `named` without a default
+        for parameter in parameters[given:]:
+            if parameter.kind not in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):
+                continue  # no column has the name of *args or **row, or can be passed by position alone
+            if parameter.name in not_in_rows:
+                self.takes_beside_row.append(parameter.name)
+            else:
+                self.named.append(parameter.name)
+                if parameter.default is Parameter.empty:
+                    self.needed.append(parameter.name)
 
-    def choose(self, columns: Iterable[str], read: Iterable[str] = ()) -> list[str]:
-        """Return which of `columns` the function takes: those that it names, and with `**row` all not in `read`.
+    def choose(self, columns: Iterable[str], already_read: Iterable[str] = ()) -> list[str]:
+        """Return which of `columns` the function takes, in their order.
 
-        Raises `InputError` if one that it needs is missing.
+        It takes those that it names. With `**row` it also takes all others, but for those in `already_read`, from which
+        the prompt and the answers are made. Raises `InputError` if a column that it needs is missing.
         """
-        columns = [name for name in columns if isinstance(name, str) and name not in self.first]
-        if missing := [name for name in self.needed if name not in columns]:
-            fix = (
-                f"name one of {', '.join(columns)}"
-                if columns
-                else "the prompts have no other columns: leave it out"
-            )
+        others = []
+        for column in columns:
+            # A name in a file may be a number, and a column cannot be passed under the name of a given argument.
+            if isinstance(column, str) and column not in self.names_of_given:
+                others.append(column)
+        missing = [name for name in self.needed if name not in others]
+        if missing:
+            fix = "the prompts have no other columns: leave it out"
+            if others:
+                fix = f"name one of {', '.join(others)}"
             raise InputError(
                 f"{self.source}: asks for the column {missing[0]}, which is not there: {fix}"
             )
-        return [name for name in columns if name in self.named or (self.rest and name not in read)]
+        chosen = []
+        for column in others:
+            is_of_the_rest = self.takes_all and column not in already_read
+            if column in self.named or is_of_the_rest:
+                chosen.append(column)
+        return chosen
 
     def arguments(self, prompts: Sequence[str]) -> dict[str, list]:
-        """Return the columns of these prompts' rows, each a new list with an entry per prompt."""
-        if not prompts or not (self.named or self.rest):
+        """Return the columns that the function takes of these prompts' rows, each a new list with a value per prompt.
+
+        A row without the column has None. Raises `InputError` if a column that it needs is missing in all rows.
+        """
+        if not prompts or not (self.named or self.takes_all):
             return {name: [] for name in self.needed}
         rows = [json.loads(getattr(prompt, "row", "{}")) for prompt in prompts]
-        names = self.choose(dict.fromkeys(chain(*rows)))
-        return {name: [row.get(name) for row in rows] for name in names}
+        columns = dict.fromkeys(chain(*rows))  # those of any row, each once
+        arguments = {}
+        for name in self.choose(columns):
+            arguments[name] = [row.get(name) for row in rows]
+        return arguments
 
 
 def prompts_of(rows: "datasets.Dataset") -> list[str]:

@@ -12,33 +12,52 @@ SHOWN = 24  # characters to show of a text, half of them before the first one th
 
 
 def note_on_lost_texts(tokenizer, prompts: Sequence[str], answers: Sequence[str]) -> Iterator[str]:
-    """Yield a note if texts do not come back from their tokens, up to outer white space; it shows the first.
+    """Yield a note if some texts, once tokenised and decoded again, are other texts; it shows the first such text.
 
-    Special tokens that a chat template wrote do not count, nor does white space around them.
+    White space around a text does not count. Nor do the special tokens that a chat template wrote, which decoding
+    leaves out, and the white space between them.
     """
-    texts = [*dict.fromkeys(prompts), *dict.fromkeys(answers)]
-    batches = (texts[start : start + BATCH] for start in range(0, len(texts), BATCH))
-    if lost := [pair for batch in batches for pair in _lost(tokenizer, batch)]:
-        text, back = lost[0]
-        start = max(len(os.path.commonprefix([text, back])) - SHOWN // 2, 0)  # noqa: RUF071 (of characters)
-        shown, came = (repr(x[start : start + SHOWN]) for x in (text, back))
-        fix = "a reward gets answers as they come back: let it look for that form, or take another model"
-        of_all = f"{len(lost)} of {len(texts)} texts"
-        yield f"{of_all} do not come back from their tokens, first {shown} as {came}: {fix}"
+    texts = [*dict.fromkeys(prompts), *dict.fromkeys(answers)]  # each text once
+    changed: list[tuple[str, str]] = []
+    for start in range(0, len(texts), BATCH):
+        changed += _texts_that_change(tokenizer, texts[start : start + BATCH])
+    if not changed:
+        return
+    text, decoded = changed[0]
+    same_characters = len(os.path.commonprefix([text, decoded]))  # noqa: RUF071 (of characters)
+    start = max(same_characters - SHOWN // 2, 0)
+    piece = repr(text[start : start + SHOWN])
+    piece_decoded = repr(decoded[start : start + SHOWN])
+    fix = (
+        "a reward gets answers as they come back: let it look for that form, or take another model"
+    )
+    of_all = f"{len(changed)} of {len(texts)} texts"
+    yield f"{of_all} do not come back from their tokens, first {piece} as {piece_decoded}: {fix}"
 
 
-def _lost(tokenizer, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the texts that do not come back, each with what does."""
-    is_written = getattr(tokenizer, "expects_chats", False)
-    ids = encode_continuation(tokenizer, texts, split_special_tokens=not is_written)
-    special = [
-        re.escape(token.content)
-        for token in tokenizer.added_tokens_decoder.values()
-        if token.special
-    ]
-    marks = re.compile("|".join(special)) if special and is_written else None
-    for text, back in zip(texts, decode_continuation(tokenizer, ids), strict=True):
+def _texts_that_change(tokenizer, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the texts that are others once they are tokenised and decoded, each with what they become.
+
+    The former are without special tokens that a chat template wrote, both without white space around them.
+    """
+    is_written_by_template = getattr(tokenizer, "expects_chats", False)
+    ids = encode_continuation(tokenizer, texts, split_special_tokens=not is_written_by_template)
+    marks = _pattern_of_special_tokens(tokenizer) if is_written_by_template else None
+    for text, decoded in zip(texts, decode_continuation(tokenizer, ids), strict=True):
         plain = marks.sub("", text) if marks else text
-        one, other = (("".join(x.split()) if plain != text else x.strip()) for x in (plain, back))
-        if one != other:
-            yield plain.strip(), back.strip()
+        has_marks = plain != text
+        if (
+            has_marks
+        ):  # templates write line breaks between marks: only the other characters are compared
+            is_same = "".join(plain.split()) == "".join(decoded.split())
+        else:
+            is_same = plain.strip() == decoded.strip()
+        if not is_same:
+            yield plain.strip(), decoded.strip()
+
+
+def _pattern_of_special_tokens(tokenizer) -> re.Pattern | None:
+    """Return what finds the special tokens of a tokenizer in a text; None if it has none."""
+    added = tokenizer.added_tokens_decoder.values()
+    special = [re.escape(token.content) for token in added if token.special]
+    return re.compile("|".join(special)) if special else None

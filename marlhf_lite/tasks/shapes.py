@@ -43,116 +43,154 @@ _OF_ANSWERS = re.compile(
     r"(?i)(response|answer|completion|output|text|message|conversation|reply|ref|id|non|is|the|human|[abjk]|\d+)s?"
 )
 _NUMBERED = re.compile(r"(?i)(response|answer|completion|output|ref)s?_?([abjk\d]|good|bad)$")
-# the template of data with mostly texts, whose other rows would need a chat template
+# Takes the place of a template if a chat template is there and most rows are text: texts stay as they are, and the few
+# rows of messages are bad rows. Written by the chat template, they would be in another form than all other prompts.
 ONLY_TEXTS = "only texts"
 
 
 # Rows of a shape
 
 
-def _row(
-    row: Mapping, template: str | Chat = "paper", sides: Sequence[str] = COLUMNS[1:]
+def _convert_row(
+    row: Mapping,
+    template: str | Chat = "paper",
+    answer_columns: Sequence[str] = ("chosen", "rejected"),
 ) -> dict[str, str]:
-    """Convert a prompt and its answers: texts stay unchanged, the template writes messages."""
-    choice = template.choice if isinstance(template, Chat) else "none"
-    has_chats = any(isinstance(row.get(column), list | dict) for column in ("prompt", *sides))
-    if has_chats and template == ONLY_TEXTS:
-        raise BadRow("bad_chat", "messages, but most rows are text")
-    if not has_chats:
-        row = _texts(row, sides)
-    if has_chats or choice == "text":
-        prompt, answers = _written(row, sides, template)
-        if choice == "text" and not has_chats:
-            template.said[prompt] = row["prompt"]
-    elif choice == "none":
-        prompt = row["prompt"]
-        answers = [row[side].rstrip() for side in sides]
+    """Return the prompt and the answers of a row as texts, `prompt`, `chosen` and `rejected` if there are as many.
+
+    Texts stay as they are, except for white space at the end of an answer. Messages are written by the chat template,
+    or without one as a transcript. A chat template with the choice `text` also writes a row of texts, with the prompt
+    as a message of the user. Raises `BadRow`.
+    """
+    columns = ("prompt", *answer_columns)
+    has_messages = any(isinstance(row.get(column), list | dict) for column in columns)
+    has_chat_template = isinstance(template, Chat)
+    if has_messages:
+        if template == ONLY_TEXTS:
+            raise BadRow("bad_chat", "messages, but most rows are text")
+        prompt, answers = _write_row(row, answer_columns, template)
     else:
-        raise BadRow("bad_chat", "text, but most rows are lists of messages")
-    return templates.checked_row(prompt, **dict(zip(COLUMNS[1:], answers, strict=False)))
+        row = _with_prompt(row, answer_columns)
+        if not has_chat_template:
+            prompt = row["prompt"]
+            answers = [row[column].rstrip() for column in answer_columns]
+        elif template.choice == "text":
+            prompt, answers = _write_row(row, answer_columns, template)
+            template.source_of_prompt[prompt] = row["prompt"]  # a user's function gets the text
+        else:
+            raise BadRow("bad_chat", "text, but most rows are lists of messages")
+    named_answers = dict(zip(("chosen", "rejected"), answers, strict=False))
+    return templates.checked_row(prompt, **named_answers)
 
 
-def _texts(row: Mapping, sides: Sequence[str]) -> Mapping:
-    """Return the row with a prompt: its own, or the start that two whole transcripts share."""
-    own_prompt = ("prompt",) if "prompt" in row else ()
-    for column in (*own_prompt, *sides):
-        templates.check_text(row[column], column)
-    if own_prompt:
+def _with_prompt(row: Mapping, answer_columns: Sequence[str]) -> Mapping:
+    """Return a row of texts with a prompt: its own, or the start that two whole transcripts share.
+
+    Raises `BadRow` for a cell that is not text, and if there is no prompt.
+    """
+    has_prompt = "prompt" in row
+    for column in ("prompt", *answer_columns):
+        if column != "prompt" or has_prompt:
+            templates.check_text(row[column], column)
+    if has_prompt:
         return row
-    if len(sides) < 2:
-        raise BadRow("bad_chat", f"{sides[0]!r} is not a list of messages")
+    if len(answer_columns) < 2:  # a column of messages for SFT
+        raise BadRow("bad_chat", f"{answer_columns[0]!r} is not a list of messages")
     prompt, chosen, rejected = templates.split_transcripts(row["chosen"], row["rejected"])
     answers = {"chosen": chosen, "rejected": rejected}
     for side, text in answers.items():
-        if text.rfind(HUMAN) > text.rfind(ASSISTANT):
+        ends_with_human = text.rfind(HUMAN) > text.rfind(ASSISTANT)
+        if ends_with_human:
             raise BadRow("human_last", f"{side!r} ends with a turn of the human")
     return {**row, "prompt": prompt, **answers}
 
 
-def _answered(row: Mapping, template: str | Chat = "paper") -> dict[str, str]:
-    """Convert a prompt and its answer, or messages that end with the answer.
+def _convert_row_for_sft(row: Mapping, template: str | Chat = "paper") -> dict[str, str]:
+    """Return the prompt and the answer of a row with a `completion`: the answer, or messages that end with it.
 
-    Answers whose label is false (or 0) are not learned. A label that is neither true nor false is probably a class.
+    Raises `BadRow` if a label says that the answer is one to avoid (false or 0), so that nobody learns it, and for a
+    label that is neither true nor false: it is probably a class.
     """
     for name in LABELS:
-        label = TRUTH.get(str(row.get(name, True)).strip().lower())
-        if label is None:
+        if name not in row:
+            continue
+        is_to_learn = TRUTH.get(str(row[name]).strip().lower())
+        if is_to_learn is None:
             raise BadRow(
                 "bad_label",
                 f"{name!r} is {row[name]!r}, not true or false: rename a column of classes",
             )
-        if not label:
+        if not is_to_learn:
             raise BadRow("labelled_false", f"{name!r} is false: an answer to avoid")
-    return _row(row, template, ("completion",))
+    return _convert_row(row, template, answer_columns=("completion",))
 
 
 # Messages
 
 
-def _written(row: Mapping, sides: Sequence[str], template: str | Chat) -> tuple[str, list[str]]:
-    """Return the prompt and the answers of messages, after the column system if a chat template writes them."""
-    prompt = row.get("prompt")
-    is_text = isinstance(prompt, str)
+def _write_row(
+    row: Mapping, answer_columns: Sequence[str], template: str | Chat
+) -> tuple[str, list[str]]:
+    """Return the prompt and the answers of a row as texts; a text among them counts as a message."""
+    # 1. The messages of the prompt, and of the whole chat with each answer.
+    prompt = row.get("prompt")  # rows whose answers are whole chats have none
+    prompt_is_text = isinstance(prompt, str)
     before: Turns = []
-    if is_text:
+    if prompt_is_text:
         before = turns_of_text(prompt)
     elif prompt is not None:
         before = messages_of(prompt, "prompt")
-    chats = [_with_answer(before, row[side], side, is_text) for side in sides]
-    if not sides:
+    chats = []
+    for column in answer_columns:
+        chats.append(_whole_chat(before, row[column], column, prompt_is_text))
+    if not answer_columns:
         chats = [before]
     system = row.get("system")
-    if isinstance(template, Chat) and isinstance(system, str) and system.strip():
+    has_system = isinstance(system, str) and system.strip() != ""
+    if has_system and isinstance(template, Chat):  # transcripts have no such role
         chats = [_after_system(system, chat) for chat in chats]
-    if len(sides) < 2:
-        start = len(chats[0]) - len(sides)  # the last message is the answer
-    else:
+
+    # 2. Where the answers begin: after what two chats share, else at the last message.
+    if len(answer_columns) == 2:
         start = _count_shared(*chats)
-    answers = [chat[start:] for chat in chats] if sides else []
+    else:
+        start = len(chats[0]) - len(answer_columns)
+    answers = [chat[start:] for chat in chats] if answer_columns else []
     return _write(template, chats[0][:start], answers)
 
 
 def _after_system(system: str, chat: Turns) -> Turns:
-    """Return the chat after the system's message, unless it has one itself."""
-    if chat[:1] and chat[0]["role"] == "system":
+    """Return the chat after a message of the system, unless it begins with one."""
+    begins_with_system = bool(chat) and chat[0]["role"] == "system"
+    if begins_with_system:
         return chat
     return [{"role": "system", "content": system}, *chat]
 
 
-def _with_answer(before: Turns, answer, side: str, is_text: bool) -> Turns:
-    """Return the turns of a prompt and its answer; the answer may repeat the prompt."""
+def _whole_chat(before: Turns, answer, column: str, prompt_is_text: bool) -> Turns:
+    """Return the messages of a prompt (`before`) and its answer, a text or messages, which may repeat the prompt.
+
+    Raises `BadRow` for messages that do not end with the assistant's, or that begin with another prompt.
+    """
     if isinstance(answer, str):
-        templates.check_text(answer, side)
-        return [*before, {"role": "assistant", "content": re.sub(r"^ (?=\S)", "", answer)}]
-    turns = messages_of(answer, side)
+        templates.check_text(answer, column)
+        content = re.sub(
+            r"^ (?=\S)", "", answer
+        )  # one space before an answer, as after `Assistant:`
+        return [*before, {"role": "assistant", "content": content}]
+    turns = messages_of(answer, column)
     if not turns or turns[-1]["role"] != "assistant":
-        other = f", but of {turns[-1]['role']!r}" if turns else ""
-        raise BadRow("bad_chat", f"{side!r} does not end with a message of the assistant{other}")
-    asks = is_text and any(turn["role"] == "user" for turn in turns)
-    if turns[: len(before)] == before or (asks and _words(before) in _words(turns[:-1])):
-        return turns  # the messages may add to the text of the prompt
+        last = f", but of {turns[-1]['role']!r}" if turns else ""
+        raise BadRow("bad_chat", f"{column!r} does not end with a message of the assistant{last}")
+    repeats_prompt_exactly = turns[: len(before)] == before
+    if repeats_prompt_exactly:
+        return turns
+    # A prompt given as text may be in the messages with more beside it, such as a message of the system.
+    has_question = any(turn["role"] == "user" for turn in turns)
+    if prompt_is_text and has_question and _words(before) in _words(turns[:-1]):
+        return turns
     if turns[0]["role"] in ("system", "user"):
-        fault = f"{side!r} begins with a message of the {turns[0]['role']}, but not with 'prompt'"
+        fault = f"{column!r} begins with a message of the {turns[0]['role']}, but not with 'prompt'"
         raise BadRow(
             "bad_chat", f"{fault}: put all of the prompt into the messages, or leave 'prompt' out"
         )
@@ -160,21 +198,28 @@ def _with_answer(before: Turns, answer, side: str, is_text: bool) -> Turns:
 
 
 def _words(turns: Turns) -> str:
-    return " ".join(" ".join(turn["content"] for turn in turns).split())
+    """Return the contents of messages with single spaces between words, to compare them up to white space."""
+    contents = " ".join(turn["content"] for turn in turns)
+    return " ".join(contents.split())
 
 
-def write_turns(said: str | Turns, template: str | Chat) -> str:
-    """Return messages, or a text as the user's, as a prompt of this template."""
-    turns = turns_of_text(said) if isinstance(said, str) else said
-    return _write(template, turns, [])[0]
+def write_turns(source: str | Turns, template: str | Chat) -> str:
+    """Return messages, or a text as the user's message, as this template writes them for a prompt."""
+    turns = turns_of_text(source) if isinstance(source, str) else source
+    prompt, _ = _write(template, turns, answers=[])
+    return prompt
 
 
 def _count_shared(chosen: Turns, rejected: Turns) -> int:
-    """Return how many messages two chats share before the assistant answers in both."""
+    """Return how many messages two chats share before the assistant answers in both.
+
+    Raises `BadRow` if they share none.
+    """
     shared = 0
     shorter = min(len(chosen), len(rejected))
     while shared < shorter - 1 and chosen[shared] == rejected[shared]:
         shared += 1
+    # Both answers must begin with the assistant: if they differ in a question, the turn before it is the answer.
     while shared > 0 and not chosen[shared]["role"] == rejected[shared]["role"] == "assistant":
         shared -= 1
     if shared <= 0:
@@ -186,7 +231,10 @@ def _count_shared(chosen: Turns, rejected: Turns) -> int:
 
 
 def _write(template: str | Chat, prompt: Turns, answers: Sequence[Turns]) -> tuple[str, list[str]]:
-    """Return a prompt and its answers as the chat template writes them; without a template as a transcript."""
+    """Return a prompt and its answers as the chat template writes them; without a template as a transcript.
+
+    Raises `BadRow` for an empty prompt or answer, and for a prompt that ends with the assistant.
+    """
     if not prompt or not prompt[-1]["content"].strip():
         raise BadRow("empty_prompt", "the last message before the answer is empty")
     if prompt[-1]["role"] == "assistant":
@@ -205,7 +253,10 @@ def _write(template: str | Chat, prompt: Turns, answers: Sequence[Turns]) -> tup
 
 
 def _shape(name: str, form: Form, **names: str) -> Form:
-    """Return the form of rows whose columns have these names, else those of `form`."""
+    """Return a form like `form`, of rows in which some columns have other names: `names` has old=new.
+
+    `name` is what a run calls the shape.
+    """
     optional = form.optional
     if names.get("prompt") in INSTRUCTIONS:
         optional += ("input",)
@@ -213,13 +264,13 @@ def _shape(name: str, form: Form, **names: str) -> Form:
     return replace(form, name=name, columns=columns, names=names, optional=optional)
 
 
-PAIRS = Form(COLUMNS, _row, name="pairs", optional=("system",))
+PAIRS = Form(COLUMNS, _convert_row, name="pairs", optional=("system",))
 TRANSCRIPTS = replace(PAIRS, columns=COLUMNS[1:], name="pairs of whole transcripts")
 # Answers only for SFT: a later stage with the same file has its prompts.
 ANSWERS = replace(
     PAIRS,
     columns=("prompt", "completion"),
-    convert=_answered,
+    convert=_convert_row_for_sft,
     fractions=WITHOUT_PAIRS,
     optional=("system", *LABELS),
 )
@@ -227,13 +278,14 @@ MESSAGES = replace(ANSWERS, columns=("completion",))
 PROMPTS = replace(
     PAIRS,
     columns=COLUMNS[:1],
-    convert=partial(_row, sides=()),
+    convert=partial(_convert_row, answer_columns=()),
     fractions=(0.0, 0.0, 1.0),
     name="only prompts",
 )
 
 
 def _all_shapes() -> tuple[Form, ...]:
+    """Return all shapes, in the order in which `shape_of` tries them: richer rows come before what they contain."""
     shapes = [_shape("LLaMA-Factory's pairs", PAIRS, prompt="conversations"), PAIRS]
     for prompt in PROMPT_NAMES[1:]:
         shapes.append(_shape(f"pairs, with {prompt} as the prompt", PAIRS, prompt=prompt))
@@ -252,19 +304,24 @@ SHAPES = _all_shapes()
 
 
 def shape_of(columns: Collection[str], names: str = "") -> Form:
-    """Return the first shape whose columns are all present and include those of `--columns`; else `PAIRS`.
+    """Return the first shape whose columns are all present and include those that `--columns` (`names`) names.
 
-    If columns have names like those of two compared answers, `PAIRS` is returned as well, so that its missing columns
-    are reported: else the better of the two answers would be ignored. Columns that the user has named are taken as
-    they are.
+    If there is none, `PAIRS` is returned, so that its missing columns are reported. So it is if columns have names like
+    those of two compared answers, although a shape without pairs would fit: it would ignore which answer is better.
+    Columns that the user has named are taken as they are.
     """
-    named = {new for new, _ in _names(names)}
-    known = (form for form in SHAPES if named <= {*form.columns, *form.optional})
-    form = next((form for form in known if set(form.columns) <= set(columns)), PAIRS)
-    has_pairs = form.fractions[1] > 0  # a share of the rows for the reward model
-    if not has_pairs and not named and any(names_a_compared_answer(str(name)) for name in columns):
+    named_by_user = {new for new, _ in _names(names)}
+    shape = PAIRS
+    for form in SHAPES:
+        has_named_columns = named_by_user <= {*form.columns, *form.optional}
+        if has_named_columns and set(form.columns) <= set(columns):
+            shape = form
+            break
+    has_pairs = shape.fractions[1] > 0  # a share of the rows for the reward model
+    seems_to_have_pairs = any(names_a_compared_answer(str(name)) for name in columns)
+    if seems_to_have_pairs and not has_pairs and not named_by_user:
         return PAIRS
-    return form
+    return shape
 
 
 def names_a_compared_answer(column: str) -> bool:
@@ -275,14 +332,18 @@ def names_a_compared_answer(column: str) -> bool:
     """
     if _NUMBERED.search(column):
         return True
-    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+|\d+", column)
-    better = [word for word in words if _BETTER.fullmatch(word)]
-    others = [word for word in words if word not in better]
-    return bool(better) and all(_OF_ANSWERS.fullmatch(word) for word in others)
+    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+|\d+", column)  # isChosen and is_chosen are two words
+    says_which_is_better = False
+    for word in words:
+        if _BETTER.fullmatch(word):
+            says_which_is_better = True
+        elif not _OF_ANSWERS.fullmatch(word):
+            return False
+    return says_which_is_better
 
 
 def _names(columns: str) -> list[list[str]]:
-    """Return the new and the old name of each column in `--columns`."""
+    """Return the new and the old name of each column in `--columns`, which has new=old,new=old."""
     pairs = []
     for item in columns.split(","):
         if item.strip():
@@ -297,11 +358,15 @@ def rename(rows, columns: str):
     A column that had the new name is left out. Raises `InputError` for a missing name.
     """
     present = columns_of(rows)
-    items = [(new, _present_name(old, present)) for new, old in _names(columns)]
-    new_names = {old: new for new, old in items}
-    if len(items) > min(len(new_names), len(set(new_names.values()))):
-        raise InputError(f"--columns {columns}: a name occurs twice: give each column one name")
-    for new, old in items:
+    new_names: dict[str, str] = {}
+    old_names: dict[str, str] = {}
+    for new, asked in _names(columns):
+        old = _present_name(asked, present)
+        if old in new_names or new in old_names:
+            raise InputError(f"--columns {columns}: a name occurs twice: give each column one name")
+        new_names[old] = new
+        old_names[new] = old
+    for new, old in old_names.items():
         if new not in TARGETS or not old:
             raise InputError(
                 f"--columns {new}={old}: give NEW=OLD with NEW one of {', '.join(TARGETS)}"
@@ -309,19 +374,22 @@ def rename(rows, columns: str):
         if old not in present:
             fix = f"{did_you_mean(old, present)}there are {shown_names(present)}"
             raise InputError(f"--columns {new}={old}: there is no column {old}: {fix}")
-    replaced = set(new_names.values()) & set(present) - new_names.keys()
-    if not isinstance(rows, list):
-        return rows.remove_columns(list(replaced)).rename_columns(new_names)
+    # Columns that have a new name already and get no other: the user says that another column is meant.
+    replaced = [name for name in present if name in old_names and name not in new_names]
+    if not isinstance(rows, list):  # a data set of `datasets`
+        return rows.remove_columns(replaced).rename_columns(new_names)
     renamed = []
     for row in rows:
-        renamed.append(
-            {new_names.get(name, name): row[name] for name in row if name not in replaced}
-        )
+        kept = [name for name in row if name not in replaced]
+        renamed.append({new_names.get(name, name): row[name] for name in kept})
     return renamed
 
 
 def _present_name(asked: str, present: Collection[str]) -> str:
-    """Return the name of the column that is asked for, whose real name may have spaces around it."""
+    """Return the name in the rows of the column that the user calls `asked`: it may have spaces around it.
+
+    If there is no such column, or more than one, `asked` itself is returned.
+    """
     if asked in present:
         return asked
     same = [name for name in present if isinstance(name, str) and name.strip() == asked]
@@ -360,22 +428,30 @@ def to_preferences(
         counts["read"] += 1
         try:
             _check_cells(row, form)
-            kept.append(form.convert(_named(row, form)) | _carried(row, form))
+            converted = form.convert(_named(row, form))
+            kept.append(converted | _columns_for_functions(row, form))
         except BadRow as bad:
             counts[bad.reason] += 1
             if bad_rows == "error" and bad.reason not in DROPPED:
-                text = re.sub(
-                    r"'(\w+)'", lambda name: repr(form.names.get(name[1], name[1])), str(bad)
-                )
+                text = _with_names_of_the_rows(str(bad), form)
                 fix = "correct or delete the row, or drop such rows with --bad_rows drop"
                 raise InputError(f"{source}: {place_of(number)}: {text}: {fix}") from None
     if not kept:
         reasons = [f"{reason} {n}" for reason, n in counts.items() if reason != "read"]
-        dropped = ", ".join(reasons) or "no rows"
+        dropped = ", ".join(reasons) if reasons else "no rows"
         raise InputError(f"{source}: no row can be used ({dropped}): give at least one whole row")
     _check_repeats(kept, source)
     counts["kept"] = len(kept)
     return kept, counts
+
+
+def _with_names_of_the_rows(message: str, form: Form) -> str:
+    """Return a message in which each quoted name of a task's column is the name that the user's rows have for it."""
+
+    def name_in_the_rows(quoted: re.Match) -> str:
+        return repr(form.names.get(quoted[1], quoted[1]))
+
+    return re.sub(r"'(\w+)'", name_in_the_rows, message)
 
 
 def _check_cells(row: Mapping, form: Form) -> None:
@@ -390,9 +466,10 @@ def _check_cells(row: Mapping, form: Form) -> None:
 
 def _named(row: Mapping, form: Form) -> Mapping:
     """Return the columns that the form reads, by the names of the task; the input of an instruction goes below it."""
-    named = {name: row[name] for name in (*form.columns, *form.optional) if name in row}
-    for new, old in form.names.items():
-        named[new] = row[old]
+    read = (*form.columns, *form.optional)
+    named = {name: row[name] for name in read if name in row}
+    for name_of_task, name_in_row in form.names.items():
+        named[name_of_task] = row[name_in_row]
     if form.names.get("prompt") in INSTRUCTIONS:
         texts = [named.get("prompt"), named.get("input")]
         if all(isinstance(text, str) and text.strip() for text in texts):
@@ -400,8 +477,11 @@ def _named(row: Mapping, form: Form) -> Mapping:
     return named
 
 
-def _carried(row: Mapping, form: Form) -> dict[str, str]:
-    """Return the columns that go along with the prompt, as JSON; a value that JSON lacks, such as a date, as text."""
+def _columns_for_functions(row: Mapping, form: Form) -> dict[str, str]:
+    """Return the column `row` of a task, which goes along with the prompt: what the user's functions take, as JSON.
+
+    A value that JSON lacks, such as a date, becomes text. Empty if no function takes columns.
+    """
     if form.row is None:
         return {}
     columns = {name: row.get(name) for name in form.row}
@@ -409,15 +489,16 @@ def _carried(row: Mapping, form: Form) -> dict[str, str]:
 
 
 def _check_columns(rows: Iterable[dict], source: str, form: Form) -> None:
-    """Raise `InputError` if a column is missing in all rows."""
+    """Raise `InputError` if a column is missing in all rows; its fix depends on the names that are there."""
     present = columns_of(rows)
-    if not rows or set(form.columns) <= set(present):
+    if not rows or set(form.columns) <= set(present):  # no rows at all: `to_preferences` says so
         return
     # a damaged file's names may have line breaks
     names = " ".join(shown_names(present).split()) or "none"
     expected = ", ".join(form.columns)
     fix = "rename or add the missing columns"
-    if form.columns == COLUMNS:
+    is_no_known_shape = form.columns == COLUMNS  # see `shape_of`
+    if is_no_known_shape:
         expected += " (or chosen, rejected with whole transcripts; or prompt and completion, or messages, for SFT)"
         fix += ", or name yours, as by --columns prompt=NAME,chosen=NAME,rejected=NAME (SFT: completion=NAME)"
         is_compared = any(names_a_compared_answer(str(name)) for name in present)
@@ -431,7 +512,7 @@ def _check_columns(rows: Iterable[dict], source: str, form: Form) -> None:
 
 
 def shown_names(columns: Iterable) -> str:
-    """Return the names of columns in a line; those with spaces around them are in quotes, which show the spaces."""
+    """Return the names of columns in one line; those with spaces around them are in quotes, which show the spaces."""
     shown = []
     for name in columns:
         shown.append(repr(name) if _has_space_around(name) else str(name))
@@ -447,8 +528,8 @@ def _check_repeats(rows: Sequence[Mapping], source: str) -> None:
     answered = [row for row in rows if "chosen" in row]
     repeats = 0
     for row in answered:
-        texts = [row[name] for name in COLUMNS if name in row]
-        repeats += repeats_prompt(*texts)
+        answers = [row[side] for side in ("chosen", "rejected") if side in row]
+        repeats += repeats_prompt(row["prompt"], *answers)
     if 2 * repeats > len(answered):
         fix = "cut the prompts off the answers, or leave the column prompt out if both are whole transcripts"
         raise InputError(
@@ -462,11 +543,15 @@ def repeats_prompt(prompt: str, *answers: str) -> bool:
 
 
 def columns_of(rows: Iterable[dict]) -> list[str]:
-    """Return the columns that any of the rows has; of a stream, those of the first."""
-    if (known := getattr(rows, "column_names", None)) is not None:
-        return known
-    first = rows if isinstance(rows, list) else islice(rows, 1)
-    columns: dict[str, None] = {}
-    for row in first:
+    """Return the columns that any of the rows has, in order; of a stream, those of its first row.
+
+    A data set of `datasets` knows its columns. In a list each row may have others, so all are looked at.
+    """
+    known_columns = getattr(rows, "column_names", None)
+    if known_columns is not None:
+        return known_columns
+    looked_at = rows if isinstance(rows, list) else islice(rows, 1)
+    columns: dict[str, None] = {}  # each once
+    for row in looked_at:
         columns.update(dict.fromkeys(row))
     return list(columns)

@@ -7,8 +7,8 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import chain, islice
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from marlhf_lite.tasks.embedded import EMBEDDED
@@ -19,7 +19,7 @@ from marlhf_lite.tasks.shapes import columns_of, rename
 from marlhf_lite.tasks.templates import Form
 from marlhf_lite.utils.errors import InputError, did_you_mean, one_line
 
-FIRST = 1000  # rows that show what the others are like
+ENOUGH_ROWS = 1000  # so many rows show what the others are like
 CHOICES = (
     f"give an embedded corpus ({', '.join(EMBEDDED)}), a local file or folder (such as ./pairs.jsonl), "
     "or a name on the hub (owner/name; needs the network), with --dataset_config if it has several configurations"
@@ -33,9 +33,7 @@ class Found:
     rows: Iterable[dict]
     test: Iterable[dict] | None = None  # rows of a separate test set
     left_out_splits: tuple[str, ...] = ()  # splits that were not asked for
-    files: tuple[
-        FileAccount, ...
-    ] = ()  # those of `rows`, in their order; none if a library read them
+    files: tuple[FileAccount, ...] = ()  # those of `rows`, in order; none if a library read them
     test_files: tuple[FileAccount, ...] = ()
     left_out_files: tuple[str, ...] = ()  # files of the folder that are not read
 
@@ -51,64 +49,82 @@ class Split:
 def find_rows(dataset: str, columns: str = "", **where: str) -> Found:
     """Return the rows of `dataset` and those of its test set; `columns` are the user's names (`shapes.rename`).
 
-    `where` has `dataset_config`, `data_dir` and the `split` to train on. Raises `InputError`.
+    `where` has `dataset_config`, `data_dir` and the `split` to train on, each empty if it is not given. Raises
+    `InputError`.
     """
+    # 1. A folder. (`os.path` takes a name of any length, while the methods of `Path` may raise.)
     path = os.path.expanduser(dataset)
-    # os.path takes a name of any length; Path's own methods may raise
     if dataset and os.path.isdir(path):
         return _find_splits(dataset, columns, _load_folder, path, **where)
+
+    # 2. A file, files or an address. A name that looks like one is taken as one, so that a misspelt name is not looked
+    # up on the hub.
     is_address = "://" in dataset
     looks_local = (
         dataset.startswith(("/", ".", "~"))
         or dataset.lower().endswith(SUFFIXES)
-        or any(mark in dataset for mark in "[]*?")
+        or _has_marks_of_patterns(dataset)
     )
     if dataset and (is_address or looks_local or os.path.exists(path)):
+        # A file has a single split, which is called train.
         others = {name: value for name, value in where.items() if value != "train"}
         refuse_where(others, f"{dataset} is a file and")
-        files = [dataset] if is_address else matching_files(dataset) or [path]
+        if is_address:
+            files = [dataset]
+        else:
+            files = matching_files(dataset) or [path]  # a missing one: reading it says so
         split = _read_files(files, columns)
         return Found(rows=rename(split.rows, columns), files=split.files)
-    if dataset.count("/") != 1 or not all(dataset.split("/")):
+
+    # 3. A name on the hub, as owner/name.
+    owner, slash, name = dataset.partition("/")
+    if not (owner and slash and name) or "/" in name:
         raise InputError(
             f"--dataset {dataset}: unknown: {did_you_mean(dataset, [*EMBEDDED, *HUB])}{CHOICES}"
         )
-    arguments = HUB[dataset][1] if dataset in HUB else {}
+    arguments = {}
+    if dataset in HUB:
+        _, arguments = HUB[dataset]
     return _find_splits(dataset, columns, _load_from_hub, dataset, **arguments, **where)
 
 
 def form_of_rows(dataset: str, rows: Iterable[dict], where: Mapping[str, str]) -> Form:
     """Return the form of the rows of a data set: the paper's by its name on the hub, else by the columns."""
-    is_paper_data = dataset in HUB and not any(where.values())  # else the user says where rows are
+    # If the user says where the rows are, by `--split` for example, they may be others than the paper's.
+    is_paper_data = dataset in HUB and not any(where.values())
     if is_paper_data:
-        return HUB[dataset][0]
+        form, _ = HUB[dataset]
+        return form
     return form_of(columns_of(rows), where.get("columns", ""))
 
 
 def has_chats(rows: Iterable[dict], form: Form) -> bool:
     """Return whether most rows have messages: one odd row does not decide for all."""
-    first = list(islice(rows, FIRST))
-    chats = 0
-    for row in first:
-        chats += any(isinstance(row.get(column), list | dict) for column in form.columns)
-    return 2 * chats > len(first)
+    first_rows = list(islice(rows, ENOUGH_ROWS))
+    with_messages = 0
+    for row in first_rows:
+        with_messages += any(isinstance(row.get(column), list | dict) for column in form.columns)
+    return 2 * with_messages > len(first_rows)
 
 
 def name_of_test(dataset: str, found: Found) -> str:
-    """Return how messages name the rows of a separate test set: with its files, which may be unexpected ones."""
+    """Return how errors name the rows of a separate test set: with its files, which may be unexpected ones."""
     files = "".join(f": {os.path.basename(file.name)}" for file in found.test_files)
     return f"{dataset} (test{files})"
 
 
 def place_in_files(files: Sequence[FileAccount], number: int) -> str:
-    """Return the place of a row by its number in all files: its file, if there are several, and its row there."""
+    """Return the place of a row for an error: its file, if there are several, and its number there.
+
+    `number` counts the rows of all files from 1.
+    """
     if len(files) < 2:
         return f"row {number}"
-    for file in files:
+    for file in files[:-1]:
         if number <= file.rows:
             return f"{file.name}: row {number}"
         number -= file.rows
-    return f"row {number}"
+    return f"{files[-1].name}: row {number}"
 
 
 def refuse_where(where: Mapping[str, str], what: str) -> None:
@@ -118,19 +134,22 @@ def refuse_where(where: Mapping[str, str], what: str) -> None:
             raise InputError(f"--{name} {value}: {what} has none: leave it out")
 
 
-def _read_files(paths: Iterable[str], names: str) -> Split:
-    """Read files as one data set. Raises `InputError` if one has pairs and another prompts, for example."""
+def _read_files(paths: Iterable[str], columns: str) -> Split:
+    """Read files as one data set; `columns` are the user's names, which say what the rows are.
+
+    Raises `InputError` if one file has pairs and another prompts, for example.
+    """
     rows: list[dict] = []
     accounts = []
-    shapes = {}
+    shape_of_file = {}
     for path in paths:
-        more, account = read_and_account(path)
-        rows.extend(more)
+        rows_of_file, account = read_and_account(path)
+        rows.extend(rows_of_file)
         accounts.append(account)
-        if more:
-            shapes[account.name] = form_of(columns_of(more), names).name
-    if len(set(shapes.values())) > 1:
-        found = ", ".join(f"{name} ({shape})" for name, shape in shapes.items())
+        if rows_of_file:
+            shape_of_file[account.name] = form_of(columns_of(rows_of_file), columns).name
+    if len(set(shape_of_file.values())) > 1:
+        found = ", ".join(f"{name} ({shape})" for name, shape in shape_of_file.items())
         fix = f"give one of them, such as --dataset {accounts[0].name}"
         raise InputError(f"files with different rows: {found}: {fix}")
     return Split(rows, tuple(accounts))
@@ -138,7 +157,7 @@ def _read_files(paths: Iterable[str], names: str) -> Split:
 
 def _find_splits(
     dataset: str,
-    names: str,
+    columns: str,
     load: Callable[..., tuple[dict[str, Split], tuple[str, ...]]],
     place: str,
     *,
@@ -147,54 +166,70 @@ def _find_splits(
     data_dir: str = "",
     **arguments,
 ) -> Found:
-    """Return what `find_rows` does; of a split such as train_prefs the test part is test_prefs."""
+    """Return the rows of the `split` to train on (default: train), and those of its test set, as `find_rows` does.
+
+    Of train the test set is test, validation or valid, the first that is there; of train_prefs it is test_prefs.
+
+    Args:
+        load: `_load_folder` or `_load_from_hub`, which loads `place` with the arguments of `datasets.load_dataset`.
+    """
+    # 1. Load all splits.
     is_folder = os.path.isdir(place)
-    shown = f"--dataset {dataset}{' (a folder)' if is_folder else ''}"
+    option = f"--dataset {dataset} (a folder)" if is_folder else f"--dataset {dataset}"
     if dataset_config:
         arguments["name"] = dataset_config
     if data_dir:
         arguments["data_dir"] = data_dir
     try:
-        splits, left_out_files = load(place, names, **arguments)
+        splits, left_out_files = load(place, columns, **arguments)
     except InputError:
         raise
-    except Exception as error:
+    except Exception as error:  # a library may raise any
         cause = one_line(error.__cause__ or error)  # datasets wraps the cause in a general error
         fix = CHOICES
         if is_folder:
             fix = "give one file of it, or name a configuration by --dataset_config"
-        raise InputError(f"{shown}: cannot be loaded ({cause}): {fix}") from None
+        raise InputError(f"{option}: cannot be loaded ({cause}): {fix}") from None
+
+    # 2. Choose the one to train on and its test set.
     train = split or "train"
     if train not in splits:
         fix = "name one by --split, or name one of them train"
         if len(splits) == 1:
             fix = f"add --split {next(iter(splits))}"
-        raise InputError(f"{shown}: no split named {train}, found {', '.join(splits)}: {fix}")
+        raise InputError(f"{option}: no split named {train}, found {', '.join(splits)}: {fix}")
     test = None
     for word in ("test", "validation", "valid"):
         name = train.replace("train", word)
-        if test is None and name in splits and name != train:
+        is_another = name != train  # a split may be named without the word train
+        if test is None and name in splits and is_another:
             test = name
     left_out = []
-    if not split:
+    if not split:  # a user who names the split knows of the others
         left_out = [name for name in splits if name not in (train, test)]
-    return Found(
-        rows=rename(splits[train].rows, names),
-        test=rename(splits[test].rows, names) if test else None,
+    found = Found(
+        rows=rename(splits[train].rows, columns),
         left_out_splits=tuple(left_out),
         files=splits[train].files,
-        test_files=splits[test].files if test else (),
         left_out_files=left_out_files,
     )
+    if test is None:
+        return found
+    test_rows = rename(splits[test].rows, columns)
+    return replace(found, test=test_rows, test_files=splits[test].files)
 
 
-def _load_from_hub(name: str, names: str, **arguments) -> tuple[dict[str, Split], tuple[str, ...]]:
+def _load_from_hub(
+    name: str, columns: str, **arguments
+) -> tuple[dict[str, Split], tuple[str, ...]]:
+    """Return the splits of a data set on the hub, and no files that are left out. `columns` is for `_load_folder`."""
     import datasets  # takes long to import, and files need none of it
 
     return _splits_of(datasets.load_dataset(name, **arguments)), ()
 
 
 def _splits_of(loaded) -> dict[str, Split]:
+    """Return the splits of what `datasets` loaded; rows that are not split are called train."""
     import datasets
 
     if isinstance(loaded, datasets.Dataset):
@@ -202,49 +237,61 @@ def _splits_of(loaded) -> dict[str, Split]:
     return {str(name): Split(rows) for name, rows in loaded.items()}
 
 
-def _load_folder(folder: str, names: str, **arguments) -> tuple[dict[str, Split], tuple[str, ...]]:
-    """Load a folder of files, or what `save_to_disk` wrote; return its splits, and the files that are in none.
+def _load_folder(
+    folder: str, columns: str, **arguments
+) -> tuple[dict[str, Split], tuple[str, ...]]:
+    """Return the splits of a folder of files, or of what `save_to_disk` wrote, and the files that are in no split.
 
-    Files of text are read like a single one: an error names the line, and cells of CSV stay text, also if they say NA
-    or 007.
+    `datasets` says which file is in which split. Files of text are then read here, like a single one: an error names
+    the line, and cells of CSV stay text, also if they say NA or 007. Other kinds are read by `datasets`.
     """
     import datasets
     from datasets.packaged_modules.csv.csv import CsvConfig
     from datasets.packaged_modules.json.json import JsonConfig
 
-    if os.path.exists(os.path.join(folder, "dataset_dict.json")) or os.path.exists(
-        os.path.join(folder, "state.json")
-    ):
+    marks_of_save_to_disk = ("dataset_dict.json", "state.json")
+    if any(os.path.exists(os.path.join(folder, name)) for name in marks_of_save_to_disk):
         return _splits_of(datasets.load_from_disk(folder, **arguments)), ()
-    with _name_without_brackets(folder) as plain:
+    with _folder_with_plain_name(folder) as plain:
         config = datasets.load_dataset_builder(plain, **arguments).config
         files_of_split: dict[str, list[str]] = {}
+        used: set[str] = set()
         for split, files in (config.data_files or {}).items():
             files_of_split[str(split)] = [_path_inside(str(file), plain) for file in files]
-        used = set(chain(*files_of_split.values()))
+            used.update(files_of_split[str(split)])
         left_out = tuple(name for name in files_below(folder) if name not in used)
-        if not isinstance(config, CsvConfig | JsonConfig):
+        has_files_of_text = isinstance(config, CsvConfig | JsonConfig)
+        if not has_files_of_text:
             return _splits_of(datasets.load_dataset(plain, **arguments)), left_out
     splits = {}
     for split, files in files_of_split.items():
-        splits[split] = _read_files([os.path.join(folder, name) for name in files], names)
+        splits[split] = _read_files([os.path.join(folder, name) for name in files], columns)
     return splits, left_out
 
 
 def _path_inside(file: str, folder: str) -> str:
     """Return the path of a file relative to its folder. Raises `InputError` if a folder's README names other files."""
     name = os.path.relpath(os.path.abspath(file), os.path.abspath(folder))
-    if "://" in file or name.startswith(".."):
+    is_elsewhere = "://" in file or name.startswith("..")
+    if is_elsewhere:
         raise InputError(
             f"--dataset {folder} (a folder): its README.md names {file}, which is not in it: give that file itself"
         )
     return name
 
 
+def _has_marks_of_patterns(name: str) -> bool:
+    """Return whether a name has marks of a pattern of files, such as the star in `part-*.jsonl`."""
+    return any(mark in name for mark in "[]*?")
+
+
 @contextmanager
-def _name_without_brackets(folder: str) -> Iterator[str]:
-    """Inside, return a folder with links to the same files, if `datasets` would take its name for a pattern."""
-    if not any(mark in folder for mark in "[]*?"):
+def _folder_with_plain_name(folder: str) -> Iterator[str]:
+    """Give the `with` statement a folder of the same files whose name `datasets` does not take for a pattern.
+
+    It is the folder itself, or a temporary one with links, which is deleted afterwards.
+    """
+    if not _has_marks_of_patterns(folder):
         yield folder
         return
     with tempfile.TemporaryDirectory() as copy:

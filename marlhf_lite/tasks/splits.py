@@ -30,26 +30,26 @@ class Task:
     shape: str = ""  # the shape that the rows were read as
     digests: Mapping[str, str] = field(default_factory=dict)  # of the rows of each part
     # Prompt that a chat template wrote -> what the data have: messages, or a text that became a user's message.
-    said: Mapping[str, str | list[dict]] = field(default_factory=dict)
+    source_of_prompt: Mapping[str, str | list[dict]] = field(default_factory=dict)
     unused: tuple[str, ...] = ()  # columns that nothing reads
     unused_splits: tuple[str, ...] = ()  # splits not asked for
-    thoughts_dropped: int = (
-        0  # rows whose thoughts nothing writes, because there is no chat template
-    )
-    files: tuple[
-        FileAccount, ...
-    ] = ()  # what lies in the files that were read; none for data of the hub
+    # rows of which a thought, in a key of its own beside a message's content, is not read: no chat template writes it
+    thoughts_dropped: int = 0
+    # what is in the files that were read; none for data of the hub
+    files: tuple[FileAccount, ...] = ()
     left_out_files: tuple[str, ...] = ()  # files of a folder that were not read
 
     def held_out(self, count: int) -> datasets.Dataset:
         """Return the first `count` test rows with different prompts: a random sample, since rows are in random order.
 
-        TL;DR compares many summaries of a post. Prompts also differ by the columns that functions ask for.
+        A prompt may be in several rows: TL;DR compares many summaries of a post. Equal prompts count as different if
+        their rows differ in columns that a user's function takes.
         """
-        first: dict[tuple[str, str], int] = {}
+        first_row_of: dict[tuple[str, str], int] = {}
         for row, prompt in enumerate(prompts_of(self.splits["test"])):
-            first.setdefault((prompt, getattr(prompt, "row", "")), row)
-        return self.splits["test"].select(list(first.values())[:count])
+            columns = getattr(prompt, "row", "")  # if a function asks for any
+            first_row_of.setdefault((prompt, columns), row)
+        return self.splits["test"].select(list(first_row_of.values())[:count])
 
 
 def check_part(dataset: str, part: str, known: Collection[str] = ()) -> None:
@@ -78,14 +78,17 @@ def split_rows(
 
     Raises `InputError` if rows or different prompts are too few for every part to get one.
     """
-    seen = {_key(row) for row in test or ()}
-    rows = [row for row in rows if _key(row) not in seen]
-    sizes = _sizes(len(rows), fractions, test_fraction if test is None else 0)
-    parts = _divide([_key(row) for row in rows], sizes, seed)
+    prompts_of_test = {_key(row) for row in test or ()}
+    rows = [row for row in rows if _key(row) not in prompts_of_test]
+    has_test_set = test is not None
+    sizes = _sizes(len(rows), fractions, test_fraction=0 if has_test_set else test_fraction)
+    rows_of_part = _divide([_key(row) for row in rows], sizes, seed)
     table = datasets.Dataset.from_list(rows)
-    splits = datasets.DatasetDict({part: table.select(indices) for part, indices in parts.items()})
-    if test is not None:
-        splits["test"] = datasets.Dataset.from_list(draw(test, None, seed))
+    splits = datasets.DatasetDict()
+    for part, numbers in rows_of_part.items():
+        splits[part] = table.select(numbers)
+    if has_test_set:
+        splits["test"] = datasets.Dataset.from_list(draw(test, size=None, seed=seed))
     return splits
 
 
@@ -98,20 +101,23 @@ def make_task(
     gold: Callable | None = None,
     **options,
 ) -> Task:
-    """Return the task of these rows, split by `split_rows(**options)`; `counts`: rows read, kept and dropped.
+    """Return the task of these rows, split by `split_rows(**options)`. Raises `InputError` if rows are too few.
 
-    Raises `InputError`, which names the task, if rows are too few.
+    Args:
+        counts: the rows that were `read`, `kept` and dropped by reason, before some were drawn; None: `rows` are all.
+            Those that are in no part are added: `beyond_size`, not drawn, and `prompt_in_test`.
+        gold: see `Task`.
     """
     try:
         splits = split_rows(rows, seed, **options)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
-    used = len(rows) + len(options.get("test") or ())
+    drawn = len(rows) + len(options.get("test") or ())
+    all_counts = dict(counts or {"read": drawn, "kept": drawn})
     sizes = {part: len(split) for part, split in splits.items()}
-    counts = dict(counts or {"read": used, "kept": used})
-    counts["beyond_size"] = counts["kept"] - used
-    counts["prompt_in_test"] = used - sum(sizes.values())
-    return Task(name, splits, gold, counts | sizes)
+    all_counts["beyond_size"] = all_counts["kept"] - drawn
+    all_counts["prompt_in_test"] = drawn - sum(sizes.values())
+    return Task(name, splits, gold, all_counts | sizes)
 
 
 def draw(rows: Iterable, size: int | None, seed: int) -> list:
@@ -122,59 +128,83 @@ def draw(rows: Iterable, size: int | None, seed: int) -> list:
 
 
 def _key(row: dict) -> str:
+    """Return what rows of one part share: the prompt, up to outer white space."""
     return row["prompt"].strip()
 
 
 def _sizes(total: int, fractions: Sequence[float], test_fraction: float) -> dict[str, int]:
-    """Return the number of rows of each part: they add up to `total`, and only a part with fraction 0 has none."""
-    wanted = sum(share > 0 for share in fractions)
+    """Return the number of rows of sft, rm, ppo and test: they add up to `total`.
+
+    `fractions` are the shares of sft, rm and ppo in the rows that are no test rows. A part whose share is above 0 gets
+    at least one row. Raises `InputError` if rows are too few for that.
+    """
+    # 1. Test rows: their share, but each training part keeps a row if possible, and there is at least one test row.
+    training_parts = sum(share > 0 for share in fractions)
     test = 0
     if test_fraction:
-        test = max(min(round(total * test_fraction), total - wanted), 1)
+        most = total - training_parts
+        test = max(min(round(total * test_fraction), most), 1)
     left = total - test
-    if left < wanted:
-        fix = f"give at least {wanted + test}, or a higher --size"
+    if left < training_parts:
+        fix = f"give at least {training_parts + test}, or a higher --size"
         raise InputError(
-            f"{total} rows are too few for {wanted} training parts and {test} test rows: {fix}"
+            f"{total} rows are too few for {training_parts} training parts and {test} test rows: {fix}"
         )
-    exact = {
-        part: left * share / sum(fractions)
-        for part, share in zip(TRAIN_PARTS, fractions, strict=True)
-    }
-    # Round down, and give the rows that are left to the parts with the largest remainders.
-    sizes = {part: int(size + 1e-9) for part, size in exact.items()}
+
+    # 2. Round the other sizes down, and give the rows that are left to the parts with the largest remainders.
+    exact: dict[str, float] = {}
+    sizes: dict[str, int] = {}
+    for part, share in zip(TRAIN_PARTS, fractions, strict=True):
+        exact[part] = left * share / sum(fractions)
+        sizes[part] = int(exact[part] + 1e-9)  # a product such as 8.999999999 is 9
     by_remainder = sorted(sizes, key=lambda part: sizes[part] - exact[part])
-    for part in by_remainder[: left - sum(sizes.values())]:
+    not_given = left - sum(sizes.values())
+    for part in by_remainder[:not_given]:
         sizes[part] += 1
-    # A part with a share gets at least one row, from the largest part.
+
+    # 3. A part with a share that got no row takes one from the largest part.
     for part in sizes:
         if exact[part] and not sizes[part]:
-            sizes[max(sizes, key=sizes.get)] -= 1
+            largest = max(sizes, key=sizes.get)
+            sizes[largest] -= 1
             sizes[part] = 1
     return sizes | {"test": test}
 
 
 def _divide(keys: Sequence[str], sizes: Mapping[str, int], seed: int) -> dict[str, list[int]]:
-    """Return the shuffled row indices of each part; rows with the same key stay together.
+    """Return the numbers of the rows of each part, in an order drawn by `seed`; rows with the same key stay together.
 
-    The groups are placed from the largest on, each in a part with room for it, of several in the emptiest.
+    The groups of rows with the same key are placed from the largest on: each in a part with room for it, and if several
+    parts have room, in the one with the largest share of its rows still to come. If none has room, the group goes where
+    it is the fewest rows too many. Raises `InputError` if there are fewer groups than parts.
+
+    Args:
+        keys: the key of each row.
+        sizes: the number of rows that each part should get; those of 0 stay empty.
     """
-    order = draw(range(len(keys)), None, seed)
-    groups = Counter(keys[index] for index in order).most_common()
-    free = {part: size for part, size in sizes.items() if size}
-    if len(groups) < len(free):
-        fault = f"{len(keys)} rows have {len(groups)} different prompts, too few for the parts {', '.join(free)}"
-        raise InputError(f"{fault}: give at least {len(free)} different prompts")
+    order = draw(range(len(keys)), size=None, seed=seed)
+    groups = Counter(keys[number] for number in order).most_common()  # the largest first
+    room = {part: size for part, size in sizes.items() if size}  # rows still to come
+    if len(groups) < len(room):
+        fault = f"{len(keys)} rows have {len(groups)} different prompts, too few for the parts {', '.join(room)}"
+        raise InputError(f"{fault}: give at least {len(room)} different prompts")
+
     part_of: dict[str, str] = {}
-    empty_parts = list(free)
-    for done, (key, count) in enumerate(groups):
-        # The last groups go to parts that have none yet, so that none stays empty.
-        groups_left = len(groups) - done
-        open_parts = empty_parts if groups_left <= len(empty_parts) else list(free)
-        part = max(
-            open_parts, key=lambda part: (min(free[part] - count, 0), free[part] / sizes[part])
-        )
-        part_of[key] = part
-        free[part] -= count
-        empty_parts = [other for other in empty_parts if other != part]
-    return {part: [index for index in order if part_of[keys[index]] == part] for part in sizes}
+    parts_without_group = list(room)
+    for placed, (key, rows_of_group) in enumerate(groups):
+        # The last groups go to parts that have none yet, so that no part stays empty.
+        candidates = list(room)
+        if len(groups) - placed <= len(parts_without_group):
+            candidates = parts_without_group
+
+        rows_too_many = {part: max(rows_of_group - room[part], 0) for part in candidates}
+        chosen = max(candidates, key=lambda part: (-rows_too_many[part], room[part] / sizes[part]))
+        part_of[key] = chosen
+        room[chosen] -= rows_of_group
+        if chosen in parts_without_group:
+            parts_without_group.remove(chosen)
+
+    rows_of_part: dict[str, list[int]] = {part: [] for part in sizes}
+    for number in order:
+        rows_of_part[part_of[keys[number]]].append(number)
+    return rows_of_part

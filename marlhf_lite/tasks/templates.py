@@ -141,6 +141,14 @@ class Form:
     row: tuple[str, ...] | None = None
     needed: tuple[str, ...] = ()  # those of them that every row must have
 
+    @property
+    def has_fixed_prompts(self) -> bool:
+        """Whether the paper says how the prompts are written (TL;DR, WebGPT, APPS), so that no chat template does.
+
+        These forms have no name, because a run need not say how it understood the rows of the paper's own data.
+        """
+        return not self.name
+
 
 def check_text(value, column: str) -> None:
     """Raise `BadRow` for a value that is not text, or that cannot be stored as text."""
