@@ -17,7 +17,10 @@ BOUNDS = {
 
 
 def option(default, help: str, **bounds):
-    """Make a dataclass field with a help text and bounds (`least` and `most` include the bound)."""
+    """Return a field of a dataclass with a help text and bounds, named as in `BOUNDS`; those at the edge included.
+
+    So `least=1` allows 1, and `above=0` does not allow 0.
+    """
     return field(default=default, metadata={"help": help, **bounds})
 
 
@@ -29,17 +32,23 @@ class Checked:
         dataclass(cls)
 
     def __post_init__(self) -> None:
+        """Raise `InputError` with a line for each number that is not finite or out of its bounds."""
         errors = []
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if value is None:
+        for its_field in fields(self):
+            value = getattr(self, its_field.name)
+            if value is None:  # an option that is not given
                 continue
             if isinstance(value, float) and not math.isfinite(value):
-                errors.append(InputError(f"--{f.name} {value}: it must be a finite number"))
+                errors.append(InputError(f"--{its_field.name} {value}: it must be a finite number"))
                 continue
-            bounds = {name: f.metadata[name] for name in BOUNDS if name in f.metadata}
-            is_within = all(BOUNDS[name][0](value, bound) for name, bound in bounds.items())
+            is_within = True
+            words_of_bounds = []
+            for name, (compare, words) in BOUNDS.items():
+                if name in its_field.metadata:
+                    bound = its_field.metadata[name]
+                    is_within = is_within and compare(value, bound)
+                    words_of_bounds.append(f"{words} {bound}")
             if not is_within:
-                words = " and ".join(f"{BOUNDS[name][1]} {bound}" for name, bound in bounds.items())
-                errors.append(InputError(f"--{f.name} {value}: it must be {words}"))
+                must_be = " and ".join(words_of_bounds)
+                errors.append(InputError(f"--{its_field.name} {value}: it must be {must_be}"))
         raise_all(errors)

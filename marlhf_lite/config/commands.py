@@ -209,7 +209,8 @@ class DemoCommand(RunCommand):
 class FirstAct(DemoCommand):
     """First act of the demo (preset demo/umbrella): true scores as reward, and PPO with λ = 0.99 as a third run."""
 
-    judges_with_rm, shows_sft = False, False
+    judges_with_rm = False
+    shows_sft = False
 
     @property
     def methods(self) -> dict[str, PPOCommand]:
@@ -347,9 +348,13 @@ COMMANDS: dict[str, type[Checked]] = {
 
 def command_of(options: Checked) -> str:
     """Return the name of the command whose options these are; the first act belongs to the demo."""
-    names = {kind: name for name, kind in COMMANDS.items()}
-    own_and_inherited = type(options).__mro__
-    return next(names[kind] for kind in own_and_inherited if kind in names)
+    name_of = {command: name for name, command in COMMANDS.items()}
+    for own_or_inherited in type(
+        options
+    ).__mro__:  # the nearest first: `FirstAct` inherits from demo
+        if own_or_inherited in name_of:
+            return name_of[own_or_inherited]
+    raise ValueError(f"{type(options).__name__} has the options of no command")
 
 
 def environment_of(options: Checked) -> str:
@@ -371,16 +376,22 @@ OWN = "Options of this command"  # and of no other
 
 
 def groups(command: type) -> dict[str, list[Field]]:
-    """Return the options of a command by topic: its own first, then those that it shares with other commands."""
+    """Return the options of a command by topic: its own first, then those that it shares with other commands.
+
+    A topic is the first line of a group's docstring, as `--help` prints it.
+    """
     shared_groups: list[type] = []
-    for kind in command.__mro__:
-        is_group_of_options = kind.__module__ in (method.__name__, o.__name__)
+    for parent in command.__mro__:
+        is_group_of_options = parent.__module__ in (method.__name__, o.__name__)
         # a group that another one of the list includes, as all sampling options are in those of PPO
-        is_included = any(issubclass(group, kind) for group in shared_groups)
+        is_included = any(issubclass(group, parent) for group in shared_groups)
         if is_group_of_options and not is_included:
-            shared_groups.append(kind)
+            shared_groups.append(parent)
+    names_in_groups: set[str] = set()
+    for group in shared_groups:
+        names_in_groups |= option_names(group)
     by_topic = {}
-    own = [f for f in fields(command) if not any(hasattr(g, f.name) for g in shared_groups)]
+    own = [option for option in fields(command) if option.name not in names_in_groups]
     if own:
         by_topic[OWN] = own
     for group in shared_groups:
@@ -390,7 +401,7 @@ def groups(command: type) -> dict[str, list[Field]]:
 
 def option_names(command: type) -> set[str]:
     """Return the names of all options of a command."""
-    return {f.name for f in fields(command)}
+    return {option.name for option in fields(command)}
 
 
 def added_commands() -> dict[str, type[AddedCommand]]:
@@ -398,9 +409,13 @@ def added_commands() -> dict[str, type[AddedCommand]]:
     found = {}
     for entry in entry_points(group="marlhf_lite.commands"):
         package = entry.module.partition(".")[0]
-        if find_spec(package):  # an entry may outlive its package
+        is_installed = find_spec(package) is not None  # an entry may outlive its package
+        if is_installed:
             found[entry.name] = entry.load()
     return found
 
 
-OPTIONS: set[str] = set().union(*map(option_names, COMMANDS.values()))
+# the names of the options of all commands
+OPTIONS: set[str] = set()
+for _command in COMMANDS.values():
+    OPTIONS |= option_names(_command)

@@ -168,7 +168,7 @@ class RewardConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        environment = getattr(self, "environment", "")
+        environment = getattr(self, "environment", "")  # a command's, beside these options
         if environment and self.reward == "rm":  # a reward model reads no dialogues
             self.reward = "environment"
 
@@ -301,15 +301,20 @@ class EvaluationConfig(Checked):
 
     @property
     def temperatures(self) -> tuple[float, ...]:
-        """Temperatures of `eval_temperatures` in ascending order, each once; empty if none are given."""
+        """Temperatures of `eval_temperatures` in ascending order, each once; empty if none are given.
+
+        Raises `InputError` for text that is no list of numbers from 0 up.
+        """
         text = self.eval_temperatures
+        if not text.strip():
+            return ()
         try:
-            numbers = {float(word) for word in text.split(",")} if text.strip() else set()
+            temperatures = {float(word) for word in text.split(",")}
         except ValueError:
-            numbers = {math.nan}
-        if not all(math.isfinite(x) and x >= 0 for x in numbers):
+            temperatures = {math.nan}  # refused below, like infinity and negative numbers
+        if not all(0 <= temperature < math.inf for temperature in temperatures):
             raise InputError(f"--eval_temperatures {text}: give numbers from 0 up, comma-separated")
-        return tuple(sorted(numbers))
+        return tuple(sorted(temperatures))
 
 
 class EndpointConfig(Checked):

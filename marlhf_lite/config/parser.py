@@ -43,10 +43,10 @@ from marlhf_lite.utils.user_code import is_user_code
 Command = TypeVar("Command")
 PRESETS = Path(str(files("marlhf_lite"))) / "config" / "presets"
 # What `--help` lists besides the options that only this command has; `--help_all` lists all.
-COMMON = (
+COMMON = frozenset(
     "model dataset size columns finetune dtype output_dir resume seed max_prompt_length max_response_length sft rm "
     "policy reward environment termination n objective updates batch_size micro_batch_size policy_learning_rate "
-    "kl_coef temperature"
+    "kl_coef temperature".split()
 )
 TYPES = {str: "TEXT", int: "INT", float: "FLOAT"}
 YES = ("yes", "true", "t", "y", "1")
@@ -55,7 +55,10 @@ NO = ("no", "false", "f", "n", "0")
 
 def names_of_options(*groups_of_options: type) -> list[str]:
     """Return the names of the options in these groups, in order."""
-    return [f.name for group in groups_of_options for f in fields(group)]
+    names = []
+    for group in groups_of_options:
+        names.extend(option.name for option in fields(group))
+    return names
 
 
 # Options that `--resume` may change: how long a run is, what it leaves, what fits into memory and what samples.
@@ -72,21 +75,25 @@ MAY_CHANGE |= {*names_of_options(o.CheckpointConfig, o.EngineConfig, o.LoggingCo
 CODE_OPTIONS = ("reward", "environment", "objective", "termination", "sampler")
 # Options that name models which an earlier run made.
 INPUTS = ("sft", "rm", "policies", "policy")
+# Options that a command takes over from the run that made such a model, if it does not give them itself.
 INHERITED = names_of_options(o.DataConfig, o.EnvironmentConfig, o.ModelConfig)
 # Inherited options that may not differ: other rows would mix the parts of the split, another model has other weights.
 # Loading the data shows whether --template changes the rows (`experiments.data`): most data sets do not use it.
 MUST_MATCH = ("size", "model", "finetune")
 # Options that say which rows are read. If a command reads other rows than a run, the run's data options do not count.
 ROW_SOURCE = ("dataset", "dataset_config", "data_dir", "split")
-DATA = [
-    name for name in names_of_options(o.DataConfig) if name not in names_of_options(o.LengthConfig)
-]
+# The data options; limits of lengths, which that class has as well, count for all rows.
+_LENGTHS = names_of_options(o.LengthConfig)
+DATA = [name for name in names_of_options(o.DataConfig) if name not in _LENGTHS]
 # A policy keeps the shape of its adapter: two policies may differ, but a command cannot ask for another shape.
 ADAPTER = ("lora_r", "lora_alpha", "lora_target_modules")
 
 
 class OptionParser(argparse.ArgumentParser):
-    """The options of a command; an error is one line that names the option and the fix."""
+    """The options of a command; an error is one line that names the option and the fix.
+
+    `name` is the command's, `command` its class of options, and `shows_all` whether --help lists every option.
+    """
 
     def __init__(self, name: str, command: type, shows_all: bool = False):
         width = min(110, shutil.get_terminal_size().columns)
@@ -102,20 +109,22 @@ class OptionParser(argparse.ArgumentParser):
         )
         self.command = command
         types = typing.get_type_hints(command)
-        options_by_topic = groups(command)
-        always_shown = {*COMMON.split(), *(f.name for f in options_by_topic.get(OWN, ()))}
-        for topic, options in options_by_topic.items():
+        for topic, options in groups(command).items():
             group = self.add_argument_group(topic)
-            for f in options:
-                help_text = f.metadata["help"]
-                if f.default not in (None, ""):
-                    help_text += f" [{f.default}]"
-                # as sft_epochs of marlhf sft
-                has_name_of_command = f.name.startswith(f"{name}_")
-                if not (shows_all or f.name in always_shown or has_name_of_command):
+            for option in options:
+                help_text = option.metadata["help"]
+                if option.default not in (None, ""):
+                    help_text += f" [{option.default}]"
+                is_listed = (
+                    shows_all
+                    or topic == OWN
+                    or option.name in COMMON
+                    or option.name.startswith(f"{name}_")  # as sft_epochs of marlhf sft
+                )
+                if not is_listed:
                     help_text = argparse.SUPPRESS
-                how_to_read = _arguments_of_argparse(types[f.name])
-                group.add_argument(f"--{f.name}", help=help_text, **how_to_read)
+                how_to_read = _arguments_of_argparse(types[option.name])
+                group.add_argument(f"--{option.name}", help=help_text, **how_to_read)
         sources = self.add_argument_group(
             "Where options come from: flags win over --config, which wins over --preset"
         )
@@ -140,22 +149,25 @@ class OptionParser(argparse.ArgumentParser):
 
         words = [re.sub(r"^--[\w-]+", with_underscores, word) for word in words]
         known, unknown = self.parse_known_args(words)
-        # what follows an unknown option may be its value: it is no second problem
-        faulty = unknown[:1] + [word for word in unknown[1:] if word.startswith("--")]
-        all_flags = [flag for action in self._actions for flag in action.option_strings]
+        all_flags: list[str] = []
+        for action in self._actions:
+            all_flags.extend(action.option_strings)
         problems = []
-        for word in faulty:
-            name = word.partition("=")[0]
-            hint = did_you_mean(name, all_flags)
-            fix = f"{hint}see {self.prog} --help"
-            problems.append(InputError(f"{name}: no option of {self.prog}: {fix}"))
+        for number, word in enumerate(unknown):
+            # What follows an unknown option may be its value: it is no second problem.
+            is_a_problem = number == 0 or word.startswith("--")
+            if is_a_problem:
+                name = word.partition("=")[0]
+                fix = f"{did_you_mean(name, all_flags)}see {self.prog} --help"
+                problems.append(InputError(f"{name}: no option of {self.prog}: {fix}"))
         raise_all(problems)
         return {name: value for name, value in vars(known).items() if value is not None}
 
     def read_values(self, values: dict, source: str) -> dict:
-        """Return the options among `values` that the command has, with their types. `source` is for errors.
+        """Return the options among `values` that the command has, with their types.
 
-        Options of other commands are left out: one file serves several commands.
+        Options of other commands are left out: one file serves several commands. Raises `InputError`, which begins with
+        `source`, for a name that no command has, and for a wrong type or a number out of bounds.
         """
         of_this_command = {action.dest for action in self._actions}
         known = of_this_command
@@ -173,36 +185,42 @@ class OptionParser(argparse.ArgumentParser):
                 flags.append(f"--{key}={value}")
         try:
             typed = self.read_flags(flags)
-            self.make(typed)
+            self.make(typed)  # only for its checks of numbers
         except InputError as error:
             raise_all([InputError(f"{source}: {line}") for line in str(error).splitlines()])
         return typed
 
     def read_presets(self, names: str, source: str) -> dict:
-        """Return the options of presets that the command has; comma-separated, later ones win."""
+        """Return the options of presets that the command has; `names` are comma-separated, later ones win."""
         if not names:
             return {}
         return self.read_values(read_presets(names, source), source)
 
     def read_given(self, flags: dict, stored: dict | None = None) -> dict:
-        """Return what flags, the file of --config, the resumed run (`stored`) and --preset give, in this order."""
-        source = f"--config {flags.get('config')}"
-        named = self.read_presets(flags.get("preset", ""), f"--preset {flags.get('preset')}")
+        """Return the options that the user gives, and those of the run that is resumed (`stored`), if one is.
+
+        Flags win over the file of --config, the file over `stored`, and `stored` over --preset.
+        """
+        from_presets = self.read_presets(flags.get("preset", ""), f"--preset {flags.get('preset')}")
         from_file = {}
         if "config" in flags:
+            source = f"--config {flags['config']}"
             path = Path(flags["config"]).expanduser()
             values = read_yaml(path, source)
             from_file = self.read_values(values, source)
-            # "versions" also gives away a copy of a run's config.yaml
-            if "versions" in values or run_of(path.parent):
+            # A run's record must not name code to run; a copy of it still has the versions of its libraries.
+            is_record_of_a_run = "versions" in values or run_of(path.parent) is not None
+            if is_record_of_a_run:
                 check_code_is_named_anew(from_file, flags, source)
-        return merge([named, stored or {}, from_file, flags])
+        return merge([from_presets, stored or {}, from_file, flags])
 
     def make(self, values: dict):
-        """Return the command's options object; raises `InputError` for numbers out of bounds."""
-        return self.command(
-            **{name: values[name] for name in option_names(self.command) & values.keys()}
-        )
+        """Return the command's options object, with defaults for what is not among `values`.
+
+        Options of other commands among them are left out. Raises `InputError` for numbers out of bounds.
+        """
+        names = option_names(self.command) & values.keys()
+        return self.command(**{name: values[name] for name in names})
 
 
 def to_bool(word: str) -> bool:
@@ -215,21 +233,27 @@ def to_bool(word: str) -> bool:
 
 
 def bool_or_auto(word: str) -> bool | str:
-    """Return what a word says of an option that is on, off, or decided by the run."""
-    return word if word == "auto" else to_bool(word)
+    """Return what a word says of an option that is on, off, or decided by the run: a bool or `auto`."""
+    if word == "auto":
+        return word
+    return to_bool(word)
 
 
-def _arguments_of_argparse(hint) -> dict:
-    """Return the arguments by which argparse reads a value of this type."""
-    kinds = typing.get_args(hint) or (hint,)
-    if typing.get_origin(hint) is typing.Literal:
-        return {"choices": kinds}
-    if hint is bool:
+def _arguments_of_argparse(type_hint) -> dict:
+    """Return the arguments of `add_argument` by which argparse reads a value of an option of this type.
+
+    A flag of an option that is on or off needs no value: alone it means on.
+    """
+    if typing.get_origin(type_hint) is typing.Literal:
+        return {"choices": typing.get_args(type_hint)}
+    if type_hint is bool:
         return {"type": to_bool, "nargs": "?", "const": True, "metavar": "BOOL"}
-    if bool in kinds:
+    parts_of_union = typing.get_args(type_hint)
+    if bool in parts_of_union:  # bool | Literal["auto"]
         return {"type": bool_or_auto, "nargs": "?", "const": True, "metavar": "BOOL"}
-    # of `int | None` the first: None is what an option is that nobody gives
-    return {"type": kinds[0], "metavar": TYPES[kinds[0]]}
+    # Of `int | None` the first: None is what an option is that nobody gives.
+    kind = parts_of_union[0] if parts_of_union else type_hint
+    return {"type": kind, "metavar": TYPES[kind]}
 
 
 def parse(name: str, argv: Sequence[str], command: type[Command]) -> Command:
@@ -245,10 +269,13 @@ def parse_and_name_presets(
     name: str, argv: Sequence[str], command: type[Command]
 ) -> tuple[Command, list[str]]:
     """Return the options as `parse` does, and the names of the presets that they come from; later ones win."""
+    # 1. The words of the command. `--help` prints the options and ends the program here.
     parser = OptionParser(name, command, shows_all="--help_all" in argv)
     words = ["--help" if word == "--help_all" else word for word in argv]
     flags = parser.read_flags(words)
     named_presets = [word.strip() for word in flags.get("preset", "").split(",") if word]
+
+    # 2. A resumed run has its own options; only some may change, and code is named anew.
     resume = flags.get("resume", "")
     if resume:
         source = f"--resume {resume}"
@@ -257,11 +284,13 @@ def parse_and_name_presets(
         options = parser.make(parser.read_given(flags, stored) | {"output_dir": resume})
         _check_unchanged(options, parser.make(stored))
         return options, named_presets
-    asked = parser.read_given(flags)
-    inherited = _inherit(parser, asked)
-    automatic_presets = _automatic_presets(name, command, inherited | asked)
-    brought = parser.read_presets(",".join(automatic_presets), f"marlhf {name}")
-    options = parser.make(merge([brought, inherited, asked]))
+
+    # 3. A new run: what the user gives wins over earlier runs, and these over the presets that nobody asked for.
+    given = parser.read_given(flags)
+    inherited = _inherit(parser, given)
+    automatic_presets = _automatic_presets(name, command, inherited | given)
+    of_automatic_presets = parser.read_presets(",".join(automatic_presets), f"marlhf {name}")
+    options = parser.make(merge([of_automatic_presets, inherited, given]))
     return options, [*automatic_presets, *named_presets]
 
 
@@ -272,28 +301,34 @@ def options_that_are_given(name: str, argv: Sequence[str], command: type[Command
 
 
 def _automatic_presets(name: str, command: type, values: dict) -> list[str]:
-    """Return the presets that a command takes unasked: its own, that of other models, that of an embedded data set."""
+    """Return the presets that a command takes unasked; later ones win.
+
+    These are the one with the command's own name, `pretrained` for a model that is not embedded, and that of an
+    embedded data set. `values` are the options that the user or earlier runs give.
+    """
     options = option_names(command)
     all_presets = presets()
+    preset_of_data = f"embedded/{values.get('dataset', o.DataConfig.dataset)}"
+    has_embedded_data = "dataset" in options and preset_of_data in all_presets
+    model = o.ModelConfig.model
+    if has_embedded_data:  # it brings its model along
+        model = read_presets(preset_of_data, "--dataset").get("model", model)
+    model = values.get("model", model)
     found = []
     if name in all_presets:
         found.append(name)
-    of_data = f"embedded/{values.get('dataset', o.DataConfig.dataset)}"
-    is_embedded = "dataset" in options and of_data in all_presets
-    # an embedded data set brings its model along
-    brought = read_presets(of_data, "--dataset") if is_embedded else {}
-    model = values.get("model", brought.get("model", o.ModelConfig.model))
     if "model" in options and model not in EMBEDDED_MODELS:
         found.append("pretrained")
-    if is_embedded:
-        found.append(of_data)
+    if has_embedded_data:
+        found.append(preset_of_data)
     return found
 
 
 def merge(layers: Sequence[dict]) -> dict:
     """Merge options; later layers win.
 
-    Of `updates` and `prompt_epochs`, which set one number, the later one counts.
+    `prompt_epochs` and `updates` set one number, and `prompt_epochs` counts if both are given. So a later layer with
+    `updates` alone takes `prompt_epochs` of an earlier one away.
     """
     values: dict = {}
     for layer in layers:
@@ -338,51 +373,65 @@ def _check_unchanged(options: StageCommand, started: StageCommand) -> None:
             raise InputError(f"--{name} {value}: {then}: leave it out, or start another run")
 
 
-def _inherit(parser: OptionParser, values: dict) -> dict:
-    """Return data and model options of the runs that a command's models come from, if `values` do not have them.
+def _inherit(parser: OptionParser, given: dict) -> dict:
+    """Return the data and model options that a command takes over from the runs which made its models.
 
-    If the command has its own data, theirs do not count. Raises `InputError` if such a run contradicts another one, or
-    `values`.
+    `given` are the options that the user gives: they are not returned, and they say which models the command takes. If
+    the user gives other data, the data options of those runs do not count. Raises `InputError` if such a run
+    contradicts another one or `given`, or names code that `given` does not.
     """
-    known = dict(values)
-    has_own_rows = bool(set(ROW_SOURCE) & values.keys())
-    runs = [(option, run, RunFolder.open(run).config) for option, run in _input_runs(values)]
-    has_policies = any(option == "policies" for option, *_ in runs)
-    if not has_own_rows:
-        # policies are evaluated on their own prompts: their run decides first
-        runs.sort(key=lambda item: item[0] != "policies")
-    for option, run, config in runs:
-        source = f"--{option} {run}"
+    # 1. The runs. Their order matters: the first one with an option decides it, and the others have to agree.
+    runs = []
+    for option, folder in _input_runs(given):
+        runs.append((option, folder, RunFolder.open(folder).config))
+    has_policies = any(option == "policies" for option, _, _ in runs)
+    gives_rows = any(name in given for name in ROW_SOURCE)
+    if not gives_rows:  # policies are evaluated on the prompts of their own run, so it comes first
+        of_policies = [run for run in runs if run[0] == "policies"]
+        of_others = [run for run in runs if run[0] != "policies"]
+        runs = [*of_policies, *of_others]
+
+    known = dict(given)
+    for option, folder, config in runs:
+        # 2. The options of this run. If a run on data has not stored `size`, it had the default.
+        source = f"--{option} {folder}"
         stored = {name: config[name] for name in INHERITED if name in config}
-        theirs = parser.read_values(stored, f"{run}/{CONFIG}")
-        if "dataset" in theirs:  # an option that a run on data has not stored had its default
-            defaults = {name: getattr(o.DataConfig, name) for name in MUST_MATCH if name in DATA}
-            theirs = defaults | theirs
+        of_run = parser.read_values(stored, f"{folder}/{CONFIG}")
+        if "dataset" in of_run:
+            of_run = {"size": o.DataConfig.size} | of_run
+
+        # 3. If it read other rows, its data options do not count: the user has given others, or policies have.
         known_rows = {name: known[name] for name in ROW_SOURCE if name in known}
-        if known_rows and not same_data(theirs | known_rows, theirs):
-            # Other rows are meant if the command names them, or if policies do.
+        reads_other_rows = bool(known_rows) and not same_data(of_run | known_rows, of_run)
+        if reads_other_rows:
             must_agree = option == "policies" or not has_policies
-            if must_agree and not has_own_rows:
-                made = f"made with --dataset {theirs.get('dataset')}, but another run with --dataset {known['dataset']}"
+            if must_agree and not gives_rows:
+                made = f"made with --dataset {of_run.get('dataset')}, but another run with --dataset {known['dataset']}"
                 raise InputError(f"{source}: {made}: give the data of this command by --dataset")
-            theirs = {name: value for name, value in theirs.items() if name not in DATA}
-        check_code_is_named_anew(theirs, values, source)
-        for name, value in theirs.items():
-            # a reward model's adapter is its own
-            asks_for_shape = name in ADAPTER and option != "rm" and name in values
-            if (name in MUST_MATCH or asks_for_shape) and known.get(name, value) != value:
+            of_run = {name: value for name, value in of_run.items() if name not in DATA}
+        check_code_is_named_anew(of_run, given, source)
+
+        # 4. Take over what is not known yet, and compare the rest if it may not differ.
+        for name, value in of_run.items():
+            # The command starts from an adapter of this shape. A reward model's may have another one than the policy's.
+            asks_for_shape = name in ADAPTER and option != "rm" and name in given
+            may_not_differ = name in MUST_MATCH or asks_for_shape
+            if may_not_differ and name in known and known[name] != value:
                 this = _as_flag(name, value)
                 other = _as_flag(name, known[name])
                 fix = f"another run has {other}: train one of them again"
-                if name in values:
+                if name in given:
                     fix = f"this command has {other}: give {this}"
                 raise InputError(f"{source}: made with {this}, but {fix}")
             known.setdefault(name, value)
-    return {name: value for name, value in known.items() if name not in values}
+    return {name: value for name, value in known.items() if name not in given}
 
 
 def _as_flag(name: str, value: object) -> str:
-    return f"no --{name}" if value is None else f"--{name} {value}"
+    """Return an option and its value as words for a message; None means that it is not given."""
+    if value is None:
+        return f"no --{name}"
+    return f"--{name} {value}"
 
 
 def names_of_code(values: Mapping) -> dict[str, str]:
@@ -399,6 +448,7 @@ def names_of_code(values: Mapping) -> dict[str, str]:
 
 
 def _is_in_a_preset(option: str, value: str) -> bool:
+    """Return whether one of the library's presets has this value of an option."""
     return any(read_presets(name, name).get(option) == value for name in presets())
 
 
@@ -412,8 +462,10 @@ def check_code_is_named_anew(recorded: Mapping, given: Mapping, source: str) -> 
 
     Importing such a name runs the code. A run that was downloaded must not choose what runs here.
     """
-    code = names_of_code(recorded)
-    missing = {option: value for option, value in code.items() if option not in given}
+    missing = {}
+    for option, value in names_of_code(recorded).items():
+        if option not in given:
+            missing[option] = value
     if missing:
         them = "it" if len(missing) == 1 else "them"
         raise InputError(f"{source}: the run used {as_words(missing)}: give {them}")
@@ -422,15 +474,20 @@ def check_code_is_named_anew(recorded: Mapping, given: Mapping, source: str) -> 
 def same_data(one: dict, other: dict) -> bool:
     """Return whether the options of two commands name the same rows; a path may be written in several ways."""
 
-    def key(values: dict) -> list[str]:
-        place = os.path.realpath(os.path.expanduser(str(values.get("dataset", ""))))
-        return [place, *(values.get(part, "") for part in ROW_SOURCE[1:])]
+    def real_path(values: dict) -> str:
+        return os.path.realpath(os.path.expanduser(str(values.get("dataset", ""))))
 
-    return key(one) == key(other)
+    if real_path(one) != real_path(other):
+        return False
+    parts_inside = ("dataset_config", "data_dir", "split")
+    return all(one.get(name, "") == other.get(name, "") for name in parts_inside)
 
 
 def _input_runs(values: dict) -> Iterator[tuple[str, Path]]:
-    """Yield the options that name adapters, each with the run that the adapter is in, or is, if any."""
+    """Yield (option, folder of a run) for each model among `values` that a run made.
+
+    The option, such as --sft, names the run itself, or a folder in it. A model from elsewhere has no run.
+    """
     for option in INPUTS:
         value = values.get(option)
         if not value:
@@ -440,7 +497,7 @@ def _input_runs(values: dict) -> Iterator[tuple[str, Path]]:
             folders = [folder for _, folder in named_folders(value)]
         for folder in folders:
             run = run_of(Path(folder).expanduser())
-            if run:
+            if run is not None:
                 yield option, run
 
 
@@ -449,9 +506,11 @@ def named_folders(policies: str) -> list[tuple[str, str]]:
 
     A name has no "=": the text after the first one is the folder.
     """
-    return [
-        tuple(item.split("=", 1)) if "=" in item else ("", item) for item in split_paths(policies)
-    ]
+    named = []
+    for item in split_paths(policies):
+        name, equals, folder = item.partition("=")
+        named.append((name, folder) if equals else ("", item))
+    return named
 
 
 # Presets
@@ -459,10 +518,9 @@ def named_folders(policies: str) -> list[tuple[str, str]]:
 
 def presets() -> list[str]:
     """Return the names of the presets that come with the library: methods and cards first, then model/task."""
-    names = (
-        path.relative_to(PRESETS).as_posix().removesuffix(".yaml")
-        for path in PRESETS.rglob("*.yaml")
-    )
+    names = []
+    for path in PRESETS.rglob("*.yaml"):
+        names.append(path.relative_to(PRESETS).as_posix().removesuffix(".yaml"))
     return sorted(names, key=lambda name: (name.count("/"), name))
 
 
@@ -476,9 +534,8 @@ def preset_file(name: str, source: str) -> Path:
 
 def read_presets(names: str, source: str) -> dict:
     """Return the options of presets, comma-separated; later ones win. Raises `InputError` that begins with `source`."""
-    return merge(
-        [read_yaml(preset_file(name.strip(), source), source) for name in names.split(",")]
-    )
+    files_of_presets = [preset_file(name.strip(), source) for name in names.split(",")]
+    return merge([read_yaml(file, source) for file in files_of_presets])
 
 
 def list_presets() -> str:
@@ -489,7 +546,7 @@ def list_presets() -> str:
         values = yaml.safe_load(text)
         first_line = text.partition("\n")[0].removeprefix("# ")
         rows.append((name, values.get("model", "-"), values.get("dataset", "-"), first_line))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]

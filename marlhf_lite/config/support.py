@@ -11,7 +11,11 @@ from marlhf_lite.utils.errors import InputError
 
 
 class Rule(NamedTuple):
-    """A combination that does not work: `when` and `against` are values of axes, `message` says what to change."""
+    """A combination that does not work, such as a stage with a sampler; `message` says what to change.
+
+    An axis is a question about a run, such as its stage. `when` and `against` have axis -> values: the combination is
+    that each axis has one of its values.
+    """
 
     when: dict[str, list[str]]
     against: dict[str, list[str]]
@@ -28,8 +32,10 @@ def _split_values(axes: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 _FILE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-NAMES: dict[str, dict[str, str]] = _FILE["names"]
-ADVICE: dict[str, str] = _FILE["advice"]
+NAMES: dict[str, dict[str, str]] = _FILE["names"]  # axis -> value -> how a message calls it
+ADVICE: dict[str, str] = _FILE[
+    "advice"
+]  # name in the messages -> a sentence that several of them have
 RULES = [
     Rule(_split_values(rule["when"]), _split_values(rule["against"]), rule["message"])
     for rule in _FILE["rules"]
@@ -50,10 +56,11 @@ def refuse_what_does_not_go_together(cell: Mapping[str, str], **shown: object) -
     """
     for rule in RULES:
         if rule.refuses(cell):
+            # what stands for the names in braces of the message
             words = {"stage": cell["stage"]}
-            for axis, names in NAMES.items():
-                if cell.get(axis) in names:
-                    words[axis] = names[cell[axis]].format(**shown)
+            for axis, name_of_value in NAMES.items():
+                if cell.get(axis) in name_of_value:
+                    words[axis] = name_of_value[cell[axis]].format(**shown)
             for name, advice in ADVICE.items():
                 words[name] = advice.format(sft=shown.get("sft"))
             raise InputError(rule.message.format(**words))

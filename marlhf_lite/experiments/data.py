@@ -17,7 +17,7 @@ from marlhf_lite.models.positions import position_limit
 from marlhf_lite.tasks.answers import encode_answers, encode_continuation
 from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
-from marlhf_lite.tasks.prompts import ROW
+from marlhf_lite.tasks.prompts import ROW, RowColumns
 from marlhf_lite.tasks.round_trip import note_on_lost_texts
 from marlhf_lite.tasks.shapes import repeats_prompt
 from marlhf_lite.tasks.sources import Found
@@ -41,19 +41,19 @@ def read_task(
     options: StageCommand | DataCommand,
     tokenizer,
     runs: Sequence[RunFolder] = (),
-    asked: Sequence = (),
+    row_columns: Sequence[RowColumns] = (),
     date: str = "",
     found: Found | None = None,
 ) -> tuple[Task, list[str]]:
     """Return the data, with unit tests if they may judge programs, and notes on how the data are read.
 
     The tokenizer is set up for chats. If none of `runs` (the runs of the stage's models) has read this file, it is the
-    stage's own, and the stage takes all its training rows. `asked` are `RowColumns`, and `date` is the date that a chat
-    template sees as today. `found` are the rows, if they have been found already.
+    stage's own, and the stage takes all its training rows. `row_columns` are what the user's functions take of a row,
+    `date` is the date that a chat template sees as today, and `found` are the rows, if they have been found already.
     """
     chat = chat_writer(tokenizer, options.chat_template, date)
     source = {name: getattr(options, name) for name in LOADED}
-    task = load_task(options.dataset, **source, chat=chat, row_columns=asked, found=found)
+    task = load_task(options.dataset, **source, chat=chat, row_columns=row_columns, found=found)
     task = replace(task, digests=rows_digests(task))
     if task.chats:
         expect_chats(tokenizer)

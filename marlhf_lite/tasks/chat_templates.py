@@ -46,19 +46,22 @@ def _bounded_operation(context, symbol: str, left, right):
 
 
 def _size_of_result(symbol: str, left, right) -> float:
-    """Return about how large the result will be, relative to what is allowed."""
-    if symbol == "%" and isinstance(left, str):
+    """Return about how large the result will be, relative to what is allowed: above 1 it is too large.
+
+    Operations that cannot make anything large, such as a sum of two numbers, give 0.
+    """
+    if symbol == "%" and isinstance(left, str):  # a format
         return 2.0 if WIDE.search(left) else 0.0
     if isinstance(left, int) and isinstance(right, int):
-        bits = {
-            "**": left.bit_length() * max(right, 0),
-            "*": left.bit_length() + right.bit_length(),
-        }
-        return bits.get(symbol, 0) / BITS
+        if symbol == "**":
+            return left.bit_length() * max(right, 0) / BITS
+        if symbol == "*":
+            return (left.bit_length() + right.bit_length()) / BITS
+        return 0.0
     lengths = [len(value) for value in (left, right) if hasattr(value, "__len__")]
     if symbol == "+":
         return sum(lengths) / LONGEST
-    if symbol == "*" and lengths:
+    if symbol == "*" and lengths:  # a text or a list, repeated
         times = right if isinstance(right, int) else left
         return lengths[0] * times / LONGEST
     return 0.0

@@ -7,8 +7,7 @@ As in TRL, rows of messages take the tokenizer's template if it has one, and row
 import datetime
 import functools
 import json
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from marlhf_lite.tasks.chat_templates import render
@@ -19,7 +18,7 @@ from marlhf_lite.utils.interrupts import time_limit
 
 WORDS = ("auto", "none", "text")
 ANSWER = "ANSWER"  # represents any answer of the assistant
-SECONDS = 10.0  # that a template may take for one text
+SECONDS = 10.0  # how long a template may take for one text
 
 
 def chat_writer(tokenizer, choice: str, date: str = "") -> "Chat | None":
@@ -47,20 +46,22 @@ def chat_writer(tokenizer, choice: str, date: str = "") -> "Chat | None":
 
 
 class Chat:
-    """Writes messages by a tokenizer's chat template."""
+    """Writes messages by a tokenizer's chat template, and remembers what it left out, for notes to the user."""
 
     def __init__(self, tokenizer, choice: str, date: str = ""):
-        self.tokenizer, self.choice = tokenizer, choice
+        self.tokenizer = tokenizer
+        self.choice = choice
         self.day = datetime.datetime.fromisoformat(date or datetime.date.today().isoformat())
         self.left_out = 0  # rows of whose prompt the template omits a text, such as the system's
-        # answers of which the template omits a text, such as a thought
+        # last texts of answers of which the template omits a text, such as a thought, which `write` puts back
         self.restored: list[str] = []
         # answers whose thought, which the data keep beside the text, the template does not write
         self.thoughts_left_out = 0
         # prompt that the template wrote -> the messages of the data, or the text that became a user's message
         self.source_of_prompt: dict[str, str | list[dict]] = {}
-        self._check = functools.cache(self._try_out)
-        self._end = functools.cache(functools.partial(end_of_turn, tokenizer))
+        # Both run the template, so they are called at the first messages: data of text need no template.
+        self._check_once = functools.cache(self._check_that_it_writes_a_question)
+        self._end_of_turn = functools.cache(functools.partial(end_of_turn, tokenizer))
 
     def __call__(self, messages: Sequence[dict]) -> str:
         """Return messages as a prompt, up to the start of the assistant's answer: the same for every answer.
@@ -68,71 +69,79 @@ class Chat:
         If the template writes more at the end of a prompt without an answer, such as the start of a thought, the prompt
         ends at the first token that differs, as in TRL.
         """
-        self._check()
+        self._check_once()
         text = self._render(messages, add_generation_prompt=True)
-        with suppress(BadRow):  # a template that writes no answers
-            start = self._first_difference(
-                text, self._render([*messages, {"role": "assistant", "content": ANSWER}])
-            )
-            text = text[:start]
-        return text
+        try:
+            with_answer = self._render([*messages, {"role": "assistant", "content": ANSWER}])
+        except BadRow:  # a template that writes no answers
+            return text
+        return text[: self._first_difference(text, with_answer)]
 
     def write(
         self, prompt: Sequence[dict], answers: Sequence[Sequence[dict]]
     ) -> tuple[str, list[str]]:
-        """Return the prompt and its answers: what the template writes after the prompt, without the end of the turn.
+        """Return the texts of a prompt and of its answers: what the template writes after the prompt for each.
 
-        Raises `BadRow` for roles that the template does not have, and for tool calls that it does not write.
+        The end of the answer's turn is left off, because tokenisation adds it. Raises `BadRow` for roles that the
+        template does not have, and for tool calls that it does not write.
         """
         for turns in (prompt, *answers):
             check_roles(turns, _source(self.tokenizer.chat_template))
         prompt = [self._with_thought_by_its_name(turn) for turn in prompt]
         text = self(prompt)
         self.source_of_prompt[text] = list(prompt)
-        self.left_out += not _holds(text, prompt)
+        if not _contains_all(text, [turn["content"] for turn in prompt]):
+            self.left_out += 1
         _check_tool_calls(text, prompt)
         written = []
         for turns in answers:
             turns = [self._with_thought_by_its_name(turn) for turn in turns]
             answer = self._write_answer(text, prompt, turns)
             _check_tool_calls(answer, turns)
-            if not _holds(answer, [{"content": thought_of(turn)} for turn in turns]):
+            if not _contains_all(answer, [thought_of(turn) for turn in turns]):
                 self.thoughts_left_out += 1
-            written.append(self._without_end(answer))
+            written.append(self._without_end_of_turn(answer))
         return text, written
 
     def _with_thought_by_its_name(self, turn: dict) -> dict:
         """Return the message with its thought under the name that the template reads, which may not be the data's."""
         source = _source(self.tokenizer.chat_template)
-        own = next((key for key in THOUGHTS if key in turn), None)
-        read = next((key for key in THOUGHTS if key in source), None)
-        if own is None or read is None or own in source:
+        names_in_data = [key for key in THOUGHTS if key in turn]
+        names_in_template = [key for key in THOUGHTS if key in source]
+        if not names_in_data or not names_in_template or names_in_data[0] in source:
             return turn
-        renamed = {key: value for key, value in turn.items() if key != own}
-        return renamed | {read: turn[own]}
+        without_thought = {key: value for key, value in turn.items() if key != names_in_data[0]}
+        return without_thought | {names_in_template[0]: turn[names_in_data[0]]}
 
     def _write_answer(self, text: str, prompt: Sequence[dict], turns: Sequence[dict]) -> str:
-        """Return what the template writes after the prompt, with texts of the answer that the template omits."""
+        """Return what the template writes after the prompt's `text` for the messages of an answer (`turns`).
+
+        A template may leave out a part of an answer, such as a thought inside its text, or write the prompt in another
+        way before an answer. Then each message is written as a mark, for which the message's text is put in.
+        """
         whole = self._render([*prompt, *turns])
-        if whole.startswith(text) and _holds(whole[len(text) :], turns):
-            return whole[len(text) :]
+        answer = whole[len(text) :]
+        if whole.startswith(text) and _contains_all(answer, [turn["content"] for turn in turns]):
+            return answer
         self.restored.append(turns[-1]["content"])
         marks = [f"{ANSWER}-{i}." for i in range(len(turns))]
-        whole = self._render(
-            [*prompt, *({**turn, "content": mark} for turn, mark in zip(turns, marks, strict=True))]
-        )
+        marked_turns = []
         for turn, mark in zip(turns, marks, strict=True):
-            whole = whole[: len(text)] + whole[len(text) :].replace(mark, turn["content"], 1)
-        return whole[len(text) :]
+            marked_turns.append({**turn, "content": mark})
+        answer = self._render([*prompt, *marked_turns])[len(text) :]
+        for turn, mark in zip(turns, marks, strict=True):
+            answer = answer.replace(mark, turn["content"], 1)
+        return answer
 
-    def _without_end(self, answer: str) -> str:
+    def _without_end_of_turn(self, answer: str) -> str:
         """Return the answer without the end of its last turn, if only special tokens and white space follow it."""
-        text, end, after = answer.rpartition(self._end())
+        text, end, after = answer.rpartition(self._end_of_turn())
         for token in _special_tokens(self.tokenizer, after):
             after = after.replace(token, "")
-        return text if end and not after.strip() else answer
+        has_end = end != "" and not after.strip()
+        return text if has_end else answer
 
-    def _try_out(self) -> None:
+    def _check_that_it_writes_a_question(self) -> None:
         try:
             self._render([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
         except BadRow as error:
@@ -141,10 +150,17 @@ class Chat:
             ) from None
 
     def _render(self, messages: Sequence[dict], **options) -> str:
-        for message in messages:  # or a text could end its turn and speak for the assistant
+        """Return what the template writes. Raises `BadRow` if it cannot, and for a special token in a message.
+
+        With such a token a text could end its turn and speak for the assistant.
+        """
+        for message in messages:
             for text in _texts_of(message):
-                if special := next(_special_tokens(self.tokenizer, text), None):
-                    raise BadRow("bad_chat", f"a message contains the special token {special}")
+                special_tokens = list(_special_tokens(self.tokenizer, text))
+                if special_tokens:
+                    raise BadRow(
+                        "bad_chat", f"a message contains the special token {special_tokens[0]}"
+                    )
         try:
             with time_limit(SECONDS):
                 template = _dated(self.tokenizer.chat_template, self.day)
@@ -153,31 +169,41 @@ class Chat:
             raise BadRow("bad_chat", f"the chat template: {one_line(error)}") from None
 
     def _first_difference(self, prompt: str, whole: str) -> int:
-        """Return how many characters of the prompt are before the first token that differs; all if none does."""
+        """Return how many characters of the prompt are before the first token that is another one in `whole`.
+
+        That is all of them if no token differs.
+        """
         if whole.startswith(prompt):
             return len(prompt)
         as_tokens = {"add_special_tokens": False, "split_special_tokens": False}
         ids = self.tokenizer(prompt, **as_tokens)["input_ids"]
         encoded = self.tokenizer(whole, return_offsets_mapping=True, **as_tokens)
-        same = 0
-        for token, other in zip(ids, encoded["input_ids"], strict=False):
+        end_of_same = 0  # characters of the tokens that are the same in both
+        spans = encoded["offset_mapping"]
+        for token, other, (_, end) in zip(ids, encoded["input_ids"], spans, strict=False):
             if token != other:
-                break
-            same += 1
-        if same == len(ids):
-            return len(prompt)
-        return encoded["offset_mapping"][same - 1][1] if same else 0
+                return end_of_same
+            end_of_same = end
+        is_whole_prompt = len(ids) <= len(encoded["input_ids"])
+        return len(prompt) if is_whole_prompt else end_of_same
 
 
 def _dated(template: str | None, day: datetime.datetime) -> str | None:
-    """Return a template whose `strftime_now` writes this day: a macro, since transformers passes no functions on."""
+    """Return a template whose `strftime_now` writes this day, so that a resumed run has the prompts of its first day.
+
+    It is a macro at the start of the template, since transformers passes no functions on. It replaces each code of
+    `strftime`, such as %d, by the text of this day. Templates without `strftime_now` stay as they are.
+    """
     if not isinstance(template, str) or "strftime_now" not in template:
         return template
-    codes = [f"%{flag}{letter}" for flag in ("-", "") for letter in "aAbBcdeFGhHIjmMpSTuUVwWxXyY"]
-    chain = "".join(
-        f".replace({json.dumps(code)}, {json.dumps(day.strftime(code))})" for code in codes
-    )
-    return f"{{% macro strftime_now(format) %}}{{{{ format{chain} }}}}{{% endmacro %}}{{{{ '' }}}}{template}"
+    replacements = ""
+    for flag in ("-", ""):  # %-d first, which has no zero before the number
+        for letter in "aAbBcdeFGhHIjmMpSTuUVwWxXyY":
+            code = f"%{flag}{letter}"
+            replacements += f".replace({json.dumps(code)}, {json.dumps(day.strftime(code))})"
+    macro = f"{{% macro strftime_now(format) %}}{{{{ format{replacements} }}}}{{% endmacro %}}"
+    keeps_line_break = "{{ '' }}"  # jinja drops a line break after a block
+    return f"{macro}{keeps_line_break}{template}"
 
 
 def expect_chats(tokenizer) -> None:
@@ -190,8 +216,12 @@ def expect_chats(tokenizer) -> None:
 
 
 def end_of_turn(tokenizer) -> str:
-    """Return the first special token that the template writes after an answer, else EOS. Raises `InputError`."""
-    question, answer = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": ANSWER}
+    """Return the first special token that the template writes after an answer, else EOS.
+
+    Raises `InputError` if the template cannot write an answer, or leaves it out.
+    """
+    question = {"role": "user", "content": "Hi"}
+    answer = {"role": "assistant", "content": ANSWER}
     try:
         with time_limit(SECONDS):
             text = render(tokenizer, [question, answer], tokenizer.chat_template)
@@ -208,10 +238,10 @@ def end_of_turn(tokenizer) -> str:
     return next(_special_tokens(tokenizer, after), tokenizer.eos_token)
 
 
-def _holds(text: str, turns: Sequence[dict]) -> bool:
-    """Return whether a text contains all messages, up to white space."""
+def _contains_all(text: str, parts: Sequence[str]) -> bool:
+    """Return whether a text contains all parts, up to white space."""
     squeezed = "".join(text.split())
-    return all("".join(turn["content"].split()) in squeezed for turn in turns)
+    return all("".join(part.split()) in squeezed for part in parts)
 
 
 def _texts_of(message: dict) -> list[str]:
@@ -241,8 +271,10 @@ def _source(template) -> str:
     return template if isinstance(template, str) else str(template or "")
 
 
-def _special_tokens(tokenizer, text: str) -> Iterable[str]:
+def _special_tokens(tokenizer, text: str) -> Iterator[str]:
     """Yield the special tokens of a text, in its order."""
     ids = tokenizer(text, add_special_tokens=False, split_special_tokens=False)["input_ids"]
-    known = tokenizer.added_tokens_decoder
-    return (tokenizer.decode(i) for i in ids if i in known and known[i].special)
+    added_tokens = tokenizer.added_tokens_decoder
+    for token in ids:
+        if token in added_tokens and added_tokens[token].special:
+            yield tokenizer.decode(token)

@@ -5,6 +5,7 @@ import io
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from marlhf_lite.tasks.json_rows import split_lines
 from marlhf_lite.utils.errors import InputError
@@ -14,12 +15,24 @@ SEPARATORS = ",;\t|"
 SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[ \t]*(?:\r\n|\n|\r)')
 
 
+class LinesOfRow(NamedTuple):
+    """The number of a row with several lines, and those of its first and last line, all from 1."""
+
+    row: int
+    first: int
+    last: int
+
+
 @dataclass
 class Table:
-    """The rows of a table, and what its lines are: `header`, `blank`, `inside quotes` (the later lines of a row)."""
+    """The rows of a table, and what its other lines are.
+
+    `other_lines` counts lines by their kind: `separator`, `header`, `blank`, and `inside quotes`, the lines of a row
+    after its first one.
+    """
 
     rows: list[dict] = field(default_factory=list)
-    lines: Counter = field(default_factory=Counter)
+    other_lines: Counter = field(default_factory=Counter)
     first_of_several: str = ""  # the place of the first row with more than one line
 
 
@@ -31,55 +44,67 @@ def rows_of_table(text: str) -> Table:
     """
     csv.field_size_limit(2**31 - 1)  # a prompt may be longer than the module's 131,072 characters
     table = Table()
-    all_lines = split_lines(text)
-    separator = ""
-    if named := SEPARATOR_LINE.match(text):
-        separator = named[1]
-        text = text[named.end() :]
-        table.lines["separator"] = 1
-    first_line = (split_lines(text) or [""])[0]
-    separator = separator or max(SEPARATORS, key=first_line.count)
+    lines_of_file = split_lines(text)
+
+    # 1. The separator: the one that a first line names, else the one that the header has most often.
+    named_separator = SEPARATOR_LINE.match(text)
+    if named_separator:
+        text = text[named_separator.end() :]
+        table.other_lines["separator"] = 1
+    header_line = split_lines(text)[0] if text else ""
+    if named_separator:
+        separator = named_separator[1]
+    else:
+        separator = max(SEPARATORS, key=header_line.count)
     # If a space follows every separator of the header, the space belongs to the separator.
-    is_spaced = first_line.count(separator) == first_line.count(f"{separator} ") > 0
+    separators_with_space = header_line.count(f"{separator} ")
+    is_spaced = 0 < separators_with_space == header_line.count(separator)
     reader = csv.reader(
         io.StringIO(text, newline=""), strict=True, delimiter=separator, skipinitialspace=is_spaced
     )
-    header: list[str] | None = None
-    several: list[tuple[int, int, int]] = []  # row, its first and its last line
-    shift = table.lines["separator"]
+
+    # 2. The rows, and the kinds of all lines. The reader has not seen the line that names the separator.
+    header: list[str] = []
+    rows_of_several_lines: list[LinesOfRow] = []
+    lines_before_reader = table.other_lines["separator"]
+    last_line = lines_before_reader
     try:
-        before = 0
         for fields in reader:
-            first, last = before + 1 + shift, reader.line_num + shift
-            before = reader.line_num
+            first_line = last_line + 1
+            last_line = lines_before_reader + reader.line_num
             if not fields:
-                table.lines["blank"] += last - first + 1
-            elif header is None:
+                table.other_lines["blank"] += last_line - first_line + 1
+            elif not header:
                 header = _checked_header(fields)
-                table.lines["header"] = last - first + 1
+                table.other_lines["header"] = last_line - first_line + 1
             else:
-                _check_row(fields, header, len(table.rows) + 1, last)
+                row = len(table.rows) + 1
+                _check_row(fields, header, row, last_line)
                 table.rows.append(dict(zip(header, fields, strict=True)))
-                if last > first:
-                    several.append((len(table.rows), first, last))
-                    table.lines["inside quotes"] += last - first
+                if last_line > first_line:
+                    rows_of_several_lines.append(LinesOfRow(row, first_line, last_line))
+                    table.other_lines["inside quotes"] += last_line - first_line
     except csv.Error as error:
         hint = (
             f"put fields with {separator!r}, quotes or line breaks in double quotes, "
             "and double the quotes in them"
         )
         raise InputError(f"row {len(table.rows) + 1}: {error}: {hint}") from None
-    if several:
-        row, first, last = several[0]
-        table.first_of_several = f"row {row}, lines {first} to {last}"
-        _check_joined_rows(all_lines, several, separator, len(header or ()))
-    _check_sum(table, len(all_lines))
+
+    # 3. Is every line accounted for, and were no rows joined?
+    if rows_of_several_lines:
+        place = rows_of_several_lines[0]
+        table.first_of_several = f"row {place.row}, lines {place.first} to {place.last}"
+        _check_joined_rows(lines_of_file, rows_of_several_lines, separator, len(header))
+    _check_sum(table, len(lines_of_file))
     return table
 
 
 def _checked_header(fields: list[str]) -> list[str]:
+    """Return the names of the columns without white space around them. Raises `InputError` for one that is twice."""
     header = [name.strip() for name in fields]
-    if twice := [name for name, count in Counter(header).items() if count > 1]:
+    twice = [name for name, count in Counter(header).items() if count > 1]
+    if twice:
         raise InputError(
             f"more than one column is named {', '.join(twice)}: rename or delete the others"
         )
@@ -87,31 +112,39 @@ def _checked_header(fields: list[str]) -> list[str]:
 
 
 def _check_row(fields: list[str], header: list[str], row: int, line: int) -> None:
+    """Raise `csv.Error` for another number of fields than the header has, `InputError` for the header itself."""
     if len(fields) != len(header):
         raise csv.Error("its number of fields differs from the header's")
-    if sorted(cell.strip(" \ufeff") for cell in fields) == sorted(header):
+    cells = [
+        cell.strip(" \ufeff") for cell in fields
+    ]  # a file that was joined may begin with a mark
+    if sorted(cells) == sorted(header):
         raise InputError(
             f"row {row}: the header again, in line {line}, as in files that were joined: delete the line"
         )
 
 
 def _check_joined_rows(
-    lines: list[str], several: list[tuple[int, int, int]], separator: str, columns: int
+    lines_of_file: list[str],
+    rows_of_several_lines: list[LinesOfRow],
+    separator: str,
+    columns: int,
 ) -> None:
     """Raise `InputError` if most rows of several lines look like whole rows that a lone quote joined.
 
     Then each of their lines has as many fields as the header, and separators without a space, unlike commas in prose.
     """
+    if columns < 2:  # every line would look like a whole row
+        return
     joined = []
-    for row, first, last in several:
-        own_lines = lines[first - 1 : last]
-        looks_whole = all(
-            line.count(separator) == columns - 1 and f"{separator} " not in line
-            for line in own_lines
-        )
-        if looks_whole and columns > 1:
-            joined.append((row, first, last))
-    if 2 * len(joined) > len(several):
+    for place in rows_of_several_lines:
+        looks_joined = True
+        for line in lines_of_file[place.first - 1 : place.last]:
+            if line.count(separator) != columns - 1 or f"{separator} " in line:
+                looks_joined = False
+        if looks_joined:
+            joined.append(place)
+    if 2 * len(joined) > len(rows_of_several_lines):
         row, first, last = joined[0]
         fault = (
             f"row {row}: lines {first} to {last} are one row, because a quote opens in line {first}"
@@ -121,7 +154,8 @@ def _check_joined_rows(
 
 
 def _check_sum(table: Table, lines: int) -> None:
-    counted = len(table.rows) + sum(table.lines.values())
+    """Raise `InputError` if the reader has not seen every line of the file, or has seen one twice."""
+    counted = len(table.rows) + sum(table.other_lines.values())
     if counted != lines:
         raise InputError(
             f"{lines} lines, of which {counted} were counted: the first rows are read wrongly: write JSON lines"

@@ -28,7 +28,9 @@ EMBEDDED = (*STORED, "tiny-umbrella", "tiny-guess")
 def gold_scores_of(name: str) -> Callable[[list[str], list[str]], list[float]] | None:
     """Return the function of a stored task that gives the gold scores of (prompts, responses); None for programs."""
     module = STORED[name]
-    return importlib.import_module(module).gold_scores if module else None
+    if module is None:
+        return None
+    return importlib.import_module(module).gold_scores
 
 
 def load_embedded(name: str, size: int | None, seed: int, part: str = "") -> "Task":
@@ -50,12 +52,12 @@ def load_embedded(name: str, size: int | None, seed: int, part: str = "") -> "Ta
 
         return load_tiny_guess(size, seed)
     rows = read_file(shipped(f"{name}.jsonl.gz"))[:size]
-    columns = [column for column in rows[0] if column != "demonstration"]
-    has_pairs = "rejected" in columns
+    has_pairs = "rejected" in rows[0]
     fractions = (0.2, 0.4, 0.4) if has_pairs else WITHOUT_PAIRS
     task = make_task(name, rows, seed, fractions=fractions, gold=gold_scores_of(name))
+    splits = task.splits
     if "demonstration" in rows[0]:
-        task.splits["sft"] = (
-            task.splits["sft"].remove_columns("chosen").rename_column("demonstration", "chosen")
-        )
-    return replace(task, splits=task.splits.select_columns(columns))
+        without_chosen = splits["sft"].remove_columns("chosen")
+        splits["sft"] = without_chosen.rename_column("demonstration", "chosen")
+    columns = [column for column in rows[0] if column != "demonstration"]
+    return replace(task, splits=splits.select_columns(columns))

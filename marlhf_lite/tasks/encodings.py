@@ -25,11 +25,15 @@ LIKELY = (
 
 
 def decode(content: bytes) -> str:
-    """Return the text of a file in UTF-8, or in UTF-16 or UTF-32 with or without a mark.
+    """Return the text of a file in UTF-8, in UTF-16 with or without a mark, or in UTF-32 with a mark.
 
     Carriage returns alone, as old Macs ended lines, become line breaks. Raises `InputError` for other encodings.
     """
-    encoding = _marked_encoding(content) or _encoding_by_zeros(content[:SAMPLE]) or "utf-8"
+    encoding = _marked_encoding(content)
+    if not encoding:
+        encoding = _utf_16_by_zeros(content[:SAMPLE])
+    if not encoding:
+        encoding = "utf-8"
     try:
         text = content.decode(encoding)
     except UnicodeDecodeError as error:
@@ -42,23 +46,24 @@ def decode(content: bytes) -> str:
 
 
 def _marked_encoding(content: bytes) -> str:
+    """Return the encoding of the byte order mark with which a file begins; empty without one."""
     for mark, encoding in MARKS.items():
         if content.startswith(mark):
-            return "gb18030" if encoding == "gb2312" else encoding  # its larger form
+            return encoding
     return ""
 
 
-def _encoding_by_zeros(sample: bytes) -> str:
-    """Return the UTF-16 of a file without a mark: half of the bytes of its ASCII characters are zero, all on one side.
+def _utf_16_by_zeros(sample: bytes) -> str:
+    """Return utf-16-le or utf-16-be for the start of such a file without a mark; empty for any other.
 
-    Empty if it is not UTF-16. Line breaks, quotes and commas are ASCII in every language.
+    In UTF-16 one of the two bytes of an ASCII character is zero, always on the same side. Line breaks, quotes and
+    commas are ASCII in every language; no text in UTF-8 has a zero.
     """
-    high, low = sample[0::2].count(0), sample[1::2].count(0)
-    if not high and not low:
-        return ""
-    if low and not high:
+    zeros_at_even_bytes = sample[0::2].count(0)
+    zeros_at_odd_bytes = sample[1::2].count(0)
+    if zeros_at_odd_bytes and not zeros_at_even_bytes:
         return "utf-16-le"
-    if high and not low:
+    if zeros_at_even_bytes and not zeros_at_odd_bytes:
         return "utf-16-be"
     return ""
 
@@ -70,10 +75,11 @@ def _likely_encoding(content: bytes) -> str:
     western European ones an accented letter is alone between ASCII letters. The letters tell which one it is.
     """
     runs = [len(run) for run in re.findall(rb"[\x80-\xff]+", content)]
-    if sum(runs) <= 2 * len(runs):
+    is_western = sum(runs) <= 2 * len(runs)  # the mean run has at most two bytes
+    if is_western:
         return "cp1252"
-    for encoding, letters, share in LIKELY:
-        if _share_of_letters(content, encoding, letters) > share:
+    for encoding, letters, least_share in LIKELY:
+        if _share_of_letters(content, encoding, letters) > least_share:
             return "gb18030" if encoding == "gb2312" else encoding  # its larger form
     return "gb18030"
 

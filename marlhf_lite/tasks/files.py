@@ -26,20 +26,22 @@ class FileAccount:
 
     name: str
     rows: int
-    lines: int = (
-        0  # 0 if the rows are not lines of text, as in Parquet, or if one value holds all rows
-    )
+    # 0 if the rows are not lines of text, as in Parquet, or if one value has all rows
+    lines: int = 0
     other_lines: Mapping[str, int] = field(default_factory=dict)  # kind -> their number
-    first_of_several: str = ""  # the place of the first row with line breaks
+    first_of_several: str = ""  # the place of the first row with line breaks, if a row has any
 
     def __str__(self) -> str:
+        """Return the account as a sum, such as `a.csv: 12 lines = 10 rows + 1 header + 1 blank`."""
         if not self.lines:
             return f"{self.name}: {self.rows} rows"
         parts = [f"{self.rows} rows"]
         for kind, count in self.other_lines.items():
-            where = f" (first: {self.first_of_several})" if kind == "inside quotes" else ""
+            part = f"{count} {kind}"
+            if kind == "inside quotes":
+                part += f" (first: {self.first_of_several})"
             if count:
-                parts.append(f"{count} {kind}{where}")
+                parts.append(part)
         return f"{self.name}: {self.lines} lines = {' + '.join(parts)}"
 
 
@@ -59,21 +61,26 @@ def read_and_account(path: str | Path) -> tuple[list[dict], FileAccount]:
     Raises:
         InputError: if the file is missing, damaged, of unknown kind or no data at all; it names the row if it can.
     """
-    is_address = "://" in str(path)
-    path = str(path) if is_address else os.path.expanduser(path)
-    name = urlsplit(path).path if is_address else str(path)
-    suffix = next((suffix for suffix in SUFFIXES if name.lower().endswith(suffix)), None)
-    if suffix is None:
+    path = str(path)
+    is_address = "://" in path
+    if is_address:
+        name = urlsplit(path).path  # without a query such as ?download=true
+    else:
+        path = os.path.expanduser(path)
+        name = path
+    suffixes = [suffix for suffix in SUFFIXES if name.lower().endswith(suffix)]
+    if not suffixes:
         raise InputError(f"{path}: unknown extension {Path(name).suffix!r}: known are {KNOWN}")
-    kind = f".{suffix.split('.')[1]}"
-    packing = suffix.removeprefix(kind)
+    _, kind_of_rows, *_ = suffixes[0].split(".")  # as of `.jsonl.gz`
+    kind = f".{kind_of_rows}"
+    packing = suffixes[0].removeprefix(kind)  # empty if the file is not packed
     try:
         content = content_at(path) if is_address else Path(path).read_bytes()
         if packing:
             refuse_lookalike(content, packing)
             content = unpack(content, packing)
         refuse_lookalike(content, kind)
-        rows, account = _rows(content, kind, str(path))
+        rows, account = _rows(content, kind, path)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except Exception as error:  # such as a truncated archive
@@ -89,44 +96,53 @@ def read_and_account(path: str | Path) -> tuple[list[dict], FileAccount]:
 
 
 def _rows(content: bytes, kind: str, name: str) -> tuple[list, FileAccount]:
+    """Return the rows in the content of a file of this kind, such as `.csv`, and the account of its lines."""
     if kind == ".parquet":
         rows = _rows_of_parquet(content)
         return rows, FileAccount(name, len(rows))
     text = decode(content)
     if kind in (".csv", ".tsv"):
         table = rows_of_table(text)
-        lines = len(split_lines(text))
-        return table.rows, FileAccount(
-            name, len(table.rows), lines, table.lines, table.first_of_several
+        account = FileAccount(
+            name,
+            rows=len(table.rows),
+            lines=len(split_lines(text)),
+            other_lines=table.other_lines,
+            first_of_several=table.first_of_several,
         )
+        return table.rows, account
     if kind == ".json":
         rows = rows_of_value(text)
         return rows, FileAccount(name, len(rows))
     rows, blank = rows_of_lines(text)
-    return rows, FileAccount(name, len(rows), len(split_lines(text)), {"blank": blank})
+    lines = len(split_lines(text))
+    return rows, FileAccount(name, rows=len(rows), lines=lines, other_lines={"blank": blank})
 
 
 def _rows_of_parquet(content: bytes) -> list[dict]:
-    """Return the rows of a Parquet file; columns that `datasets` stored as JSON are parsed, as it does itself."""
+    """Return the rows of a Parquet file; columns that `datasets` stored as JSON are parsed, as it does itself.
+
+    Its description of the columns is in the metadata of the file. Other libraries mark columns of JSON by their type.
+    """
     import pyarrow.parquet  # takes long to import, and files of text need none of it
 
     table = pyarrow.parquet.read_table(pyarrow.BufferReader(content))
     rows = table.to_pylist()
-    stored = (table.schema.metadata or {}).get(b"huggingface")
-    features = json.loads(stored)["info"]["features"] if stored else {}
+    metadata = table.schema.metadata or {}
+    description = metadata.get(b"huggingface")
+    features = json.loads(description)["info"]["features"] if description else {}
+    for column in table.schema:
+        if str(column.type) == "extension<arrow.json>":
+            features.setdefault(column.name, {"_type": "Json"})
     for column, feature in features.items():
         if _has_json(feature):
             for row in rows:
                 row[column] = _parsed(row[column], feature)
-    for column_field in table.schema:
-        if str(column_field.type) == "extension<arrow.json>" and column_field.name not in features:
-            for row in rows:
-                row[column_field.name] = _parsed(row[column_field.name], {"_type": "Json"})
     return rows
 
 
 def _has_json(feature) -> bool:
-    """Return whether a feature of `datasets`, or a part of it, is JSON text."""
+    """Return whether a feature (the type of a column, as `datasets` describes it), or a part of it, is JSON text."""
     if isinstance(feature, list):
         return any(_has_json(part) for part in feature)
     if not isinstance(feature, dict):
@@ -135,19 +151,19 @@ def _has_json(feature) -> bool:
 
 
 def _parsed(value, feature):
-    """Return a value with its JSON texts parsed, at the places that the feature of `datasets` names."""
+    """Return a value with its JSON texts parsed, at the places that its feature names."""
     if value is None:
         return None
-    if isinstance(feature, list):
+    if isinstance(feature, list):  # a list, as older versions of `datasets` describe it
         return [_parsed(item, feature[0]) for item in value]
     if feature.get("_type") == "Json":
         return json.loads(value) if isinstance(value, str) else value
-    if "feature" in feature and isinstance(value, list):
+    if "feature" in feature and isinstance(value, list):  # a list of a newer version
         return [_parsed(item, feature["feature"]) for item in value]
     if isinstance(value, dict):
-        inner = feature.get("feature", feature)
-        return {
-            name: _parsed(item, inner[name]) if name in inner else item
-            for name, item in value.items()
-        }
+        feature_of = feature.get("feature", feature)  # name -> feature
+        parsed = dict(value)
+        for name in value.keys() & feature_of.keys():
+            parsed[name] = _parsed(value[name], feature_of[name])
+        return parsed
     return value

@@ -66,8 +66,9 @@ def split_lines(text: str) -> list[str]:
 def _values_in(text: str) -> list:
     """Return the JSON values of a text, which is one value, or several one after another."""
     decoder = json.JSONDecoder(object_pairs_hook=_object_without_repeats)
-    position, values = _after_space(text, 0), []
-    while position < len(text) or not values:
+    values = []
+    position = _after_space(text, 0)
+    while position < len(text) or not values:  # an empty file is read once, for its error
         try:
             value, position = decoder.raw_decode(text, position)
         except InputError:
@@ -86,26 +87,33 @@ def _values_in(text: str) -> list:
 
 
 def _after_space(text: str, position: int) -> int:
+    """Return the position after white space and byte order marks, which files that were joined may have inside."""
     return re.compile(r"[\s\ufeff]*").match(text, position).end()
 
 
 def _parse(line: str):
+    """Return the JSON value of a line."""
     value = json.loads(line, object_pairs_hook=_object_without_repeats)
-    if line.count("[") + line.count("{") > DEEPEST:
+    may_be_deep = line.count("[") + line.count("{") > DEEPEST  # walking down every value takes time
+    if may_be_deep:
         _refuse_deep(value)
     return value
 
 
 def _object_without_repeats(pairs: list[tuple]) -> dict:
+    """Return a JSON object from its (name, value) pairs. Raises `InputError` if a name is there twice.
+
+    Python's parser would take the last of them without a word.
+    """
     made = dict(pairs)
-    if len(made) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        shown = json.dumps(made, ensure_ascii=False, default=str)[:60]
-        raise InputError(
-            f'an object has "{twice}" twice ({shown} ...): rename or delete one of them'
-        )
-    return made
+    if len(made) == len(pairs):
+        return made
+    names = [name for name, _ in pairs]
+    twice = [name for name in names if names.count(name) > 1]
+    start = json.dumps(made, ensure_ascii=False, default=str)[:60]
+    raise InputError(
+        f'an object has "{twice[0]}" twice ({start} ...): rename or delete one of them'
+    )
 
 
 def _refuse_deep(value) -> None:
@@ -113,7 +121,8 @@ def _refuse_deep(value) -> None:
 
     It goes down in a loop, because a function that calls itself would end in a `RecursionError`.
     """
-    level, depth = [value], 0
+    level = [value]  # the lists and objects at this depth
+    depth = 0
     while level:
         depth += 1
         if depth > DEEPEST + 1:

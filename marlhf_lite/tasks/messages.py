@@ -37,26 +37,39 @@ def messages_of(value, column: str) -> Turns:
 
 
 def _rows_of_columns(value: Mapping) -> list[dict] | None:
-    """Return the messages of `{"role": [...], "content": [...]}`, as `datasets` stores a sequence of them."""
+    """Return the messages of `{"role": [...], "content": [...]}`, as `datasets` stores a sequence of them.
+
+    None for another dict, such as one message.
+    """
     columns = {name: cell for name, cell in value.items() if cell is not None}
-    is_sequence = columns and all(isinstance(cell, list) for cell in columns.values())
-    has_roles = isinstance(columns.get("role", columns.get("from")), list)
-    if not is_sequence or not has_roles or len({len(cell) for cell in columns.values()}) > 1:
+    if not isinstance(columns.get("role", columns.get("from")), list):
         return None
-    return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+    if not all(isinstance(cell, list) for cell in columns.values()):
+        return None
+    lengths = {len(cell) for cell in columns.values()}
+    if len(lengths) > 1:
+        return None
+    messages = []
+    for cells in zip(*columns.values(), strict=True):
+        messages.append(dict(zip(columns, cells, strict=True)))
+    return messages
 
 
 def _message(turn: Mapping, column: str) -> dict:
+    """Return a message by the usual names of its keys and roles, with the keys that a chat template may write.
+
+    Raises `BadRow` for one without a role or a text, and for pictures and sound.
+    """
     role = turn.get("from", turn.get("role"))
     content = turn.get("value", turn.get("content"))
-    if content is None and turn.get("tool_calls"):
+    if content is None and turn.get("tool_calls"):  # a message may be nothing but a call
         content = ""
-    if isinstance(content, list) and content and all(isinstance(part, dict) for part in content):
-        if other := [part for part in content if not isinstance(part.get("text"), str)]:
-            raise BadRow(
-                "bad_chat",
-                f"{column!r} has a part of type {other[0].get('type')!r}: only text is read",
-            )
+    has_parts = isinstance(content, list) and len(content) > 0
+    if has_parts and all(isinstance(part, dict) for part in content):
+        for part in content:
+            if not isinstance(part.get("text"), str):
+                fault = f"{column!r} has a part of type {part.get('type')!r}"
+                raise BadRow("bad_chat", f"{fault}: only text is read")
         content = "".join(part["text"] for part in content)
     if not isinstance(role, str) or not isinstance(content, str):
         raise BadRow("bad_chat", f"{column!r} has a message without a role and a text")
@@ -71,26 +84,33 @@ def _message(turn: Mapping, column: str) -> dict:
 
 
 def _tool_calls(calls, column: str) -> list[dict]:
-    """Return tool calls as templates take them: arguments as an object, and without the empty fields of Parquet."""
+    """Return tool calls as templates take them: arguments as an object, and without the empty fields of Parquet.
+
+    A call is `{"name": ..., "arguments": ...}`, or has this under `function`. Raises `BadRow`.
+    """
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise BadRow("bad_chat", f"{column!r} has tool calls that are not a list of objects")
     read = []
     for call in calls:
         call = _without_empty_fields(call)
         function = call.get("function")
-        place = function if isinstance(function, dict) else call
-        if isinstance(place.get("arguments"), str):
-            with suppress(ValueError):  # a template writes other text as it is
-                place["arguments"] = json.loads(place["arguments"])
+        has_arguments = function if isinstance(function, dict) else call
+        arguments = has_arguments.get("arguments")
+        if isinstance(arguments, str):
+            with suppress(ValueError):  # text that is not JSON stays as it is
+                has_arguments["arguments"] = json.loads(arguments)
         read.append(call)
     return read
 
 
 def _without_empty_fields(value):
+    """Return a value without fields that are None, with which Parquet fills up the objects of a column."""
     if isinstance(value, dict):
-        return {
-            name: _without_empty_fields(item) for name, item in value.items() if item is not None
-        }
+        kept = {}
+        for name, item in value.items():
+            if item is not None:
+                kept[name] = _without_empty_fields(item)
+        return kept
     if isinstance(value, list):
         return [_without_empty_fields(item) for item in value]
     return value
@@ -98,12 +118,13 @@ def _without_empty_fields(value):
 
 def names_of_tool_calls(turn: Mapping) -> list[str]:
     """Return the names of the functions that a message calls."""
-    calls = turn.get("tool_calls", [])
-    names = [
-        call["function"].get("name") if isinstance(call.get("function"), dict) else call.get("name")
-        for call in calls
-    ]
-    return [name for name in names if isinstance(name, str)]
+    names = []
+    for call in turn.get("tool_calls", []):
+        function = call.get("function")
+        has_name = function if isinstance(function, dict) else call
+        if isinstance(has_name.get("name"), str):
+            names.append(has_name["name"])
+    return names
 
 
 def thought_of(turn: Mapping) -> str:
@@ -116,28 +137,37 @@ def check_roles(turns: Sequence[Mapping], template: str | None) -> None:
     """Raise `BadRow` for a role that neither the usual chats nor this chat template have.
 
     A template that puts any role between its marks would write one that the model has never seen. The row is counted
-    by the role's name.
+    by the role's name. `template` is the text of the template, which has the role if it compares with it, in quotes;
+    None if there is none.
     """
     for turn in turns:
         role = turn["role"]
-        is_quoted = template is not None and re.search(rf"['\"]{re.escape(role)}['\"]", template)
-        if role not in KNOWN_ROLES and not is_quoted:
+        is_in_template = False
+        if template is not None:
+            is_in_template = re.search(rf"['\"]{re.escape(role)}['\"]", template) is not None
+        if role not in KNOWN_ROLES and not is_in_template:
             fix = f"rename it to one of {', '.join(KNOWN_ROLES)}"
-            reason = "role_" + (re.sub(r"\W+", "_", role) or "empty")
+            word = re.sub(r"\W+", "_", role) or "empty"
             raise BadRow(
-                reason,
+                f"role_{word}",
                 f"a message of the role {role!r}, which the chat template does not have: {fix}",
             )
 
 
 def turns_of_text(prompt: str) -> Turns:
-    """Return the turns of a transcript that ends before the assistant's turn; other text is one turn of the user."""
+    """Return the turns of a transcript that ends before the assistant's turn; other text is one turn of the user.
+
+    Raises `BadRow` for a prompt that is not text.
+    """
     templates.check_text(prompt, "prompt")
-    if not re.match(r"\s*Human:.*\nAssistant:\s*$", prompt, re.S):
+    is_transcript = re.match(r"\s*Human:.*\nAssistant:\s*$", prompt, re.S)
+    if not is_transcript:
         return [{"role": "user", "content": prompt}]
-    pieces = re.split(r"(?:^|\n)(Human|Assistant):", prompt.strip().removesuffix("Assistant:"))[1:]
+    without_end = prompt.strip().removesuffix("Assistant:")
+    # What is before the first name (nothing), then a name and a text by turns.
+    _, *names_and_texts = re.split(r"(?:^|\n)(Human|Assistant):", without_end)
     turns = []
-    for name, text in zip(pieces[::2], pieces[1::2], strict=True):
+    for name, text in zip(names_and_texts[::2], names_and_texts[1::2], strict=True):
         role = "user" if name == "Human" else "assistant"
         turns.append({"role": role, "content": text.strip()})
     return turns
@@ -159,15 +189,21 @@ def write_transcript(prompt: Turns, answers: Sequence[Turns]) -> tuple[str, list
             raise BadRow(
                 "bad_chat", "tool calls, which a chat template writes (--chat_template FILE)"
             )
-    written = [_transcript(turns)[len(ASSISTANT) :].rstrip() for turns in answers]
+    # The mark of the answer's first turn is the end of the prompt.
+    written = [_transcript(turns).removeprefix(ASSISTANT).rstrip() for turns in answers]
     return _transcript(prompt) + ASSISTANT, written
 
 
 def _transcript(turns: Turns) -> str:
-    """Write messages as an HH transcript; code of the assistant keeps its indentation."""
+    """Return messages as a transcript in the form of HH-RLHF, with a space after each mark.
+
+    An answer that begins with white space is probably code: its indentation takes the place of the space.
+    """
     text = ""
     for turn in turns:
         content = turn["content"].rstrip()
         is_code = turn["role"] == "assistant" and content[:1].isspace()
-        text += _MARKS[turn["role"]] + (content if is_code else f" {content.strip()}")
+        if not is_code:
+            content = f" {content.strip()}"
+        text += _MARKS[turn["role"]] + content
     return text

@@ -5,6 +5,7 @@ A new kind is a new line of `LOOKALIKES` (by the first bytes of the file) or of 
 
 import re
 from dataclasses import dataclass
+from itertools import chain
 
 from marlhf_lite.utils.errors import InputError
 
@@ -13,25 +14,25 @@ JSON = (".jsonl", ".ndjson", ".json")
 LINES = (".jsonl", ".ndjson")
 TABLES = (".csv", ".tsv")
 TEXTS = (*JSON, *TABLES)
-GZIP, BZIP2, XZ = rb"\x1f\x8b", rb"BZh[1-9]1AY&SY", rb"\xfd7zXZ\x00"
+GZIP = rb"\x1f\x8b"
+BZIP2 = rb"BZh[1-9]1AY&SY"
+XZ = rb"\xfd7zXZ\x00"
 PACKED = {".gz": GZIP, ".bz2": BZIP2, ".xz": XZ}
 RECORDS = 'save it in pandas with to_json(name, orient="records", lines=True)'
+# what a server sends has these names only, if it sends an error instead of the data
+NAMES_IN_ERRORS = {"error", "errors", "message", "detail", "status", "documentation_url", "cause"}
 
 
 @dataclass(frozen=True)
 class Lookalike:
     """A kind of file that people give by mistake."""
 
-    begins: (
-        bytes  # regular expression of how the file begins, after white space and byte order marks
-    )
+    # regular expression of how the file begins, after white space and byte order marks
+    begins: bytes
     what: str
     fix: str
-    kinds: tuple[str, ...] = (
-        *TEXTS,
-        ".parquet",
-        *PACKED,
-    )  # the kinds of files that cannot begin like this
+    # the kinds of files that cannot begin like this
+    kinds: tuple[str, ...] = (*TEXTS, ".parquet", *PACKED)
 
 
 LOOKALIKES = (
@@ -91,11 +92,12 @@ LOOKALIKES = (
 def refuse_lookalike(content: bytes, kind: str) -> None:
     """Raise `InputError` if a file of this kind, such as `.jsonl` or `.gz`, cannot begin like this content."""
     head = content[:HEAD]
-    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    without_mark = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     for lookalike in LOOKALIKES:
-        if kind not in lookalike.kinds or lookalike.begins == PACKED.get(kind):
+        is_this_kind = lookalike.begins == PACKED.get(kind)  # a file called .gz begins like gzip
+        if kind not in lookalike.kinds or is_this_kind:
             continue
-        if re.match(lookalike.begins, head) or re.match(lookalike.begins, start):
+        if re.match(lookalike.begins, head) or re.match(lookalike.begins, without_mark):
             raise InputError(f"{lookalike.what}: {lookalike.fix}")
 
 
@@ -108,24 +110,17 @@ def refuse_columns(value) -> None:
     if isinstance(value.get("rows"), list):
         raise InputError("rows under the name rows: write that list as a file of its own")
     if all(isinstance(cell, dict) for cell in cells):
-        inner = {tuple(cell) for cell in cells}
-        if len(inner) == 1 and len(cells) > 1 and not _is_message(cells[0]):
+        # {"prompt": {"0": ..., "1": ...}, "chosen": {...}}, or the same with row numbers outside
+        different_keys = {tuple(cell) for cell in cells}
+        if len(different_keys) == 1 and len(cells) > 1 and not _is_message(cells[0]):
             raise InputError(f"columns, not rows (pandas' orient columns or index): {RECORDS}")
         if len(cells) == 1 and all(str(key).isdigit() for key in cells[0]):
             raise InputError(f"columns, not rows (pandas' orient columns): {RECORDS}")
     if all(isinstance(cell, list) for cell in cells):
         _refuse_lists(value)
-    if set(value) <= {
-        "error",
-        "errors",
-        "message",
-        "detail",
-        "status",
-        "documentation_url",
-        "cause",
-    }:
-        said = " ".join(str(cells[0]).split())[:100]
-        raise InputError(f"a server's message, not data ({said}): check the address")
+    if set(value) <= NAMES_IN_ERRORS:
+        message = " ".join(str(cells[0]).split())[:100]
+        raise InputError(f"a server's message, not data ({message}): check the address")
 
 
 def refuse_other_lists(value: dict) -> None:
@@ -137,28 +132,31 @@ def refuse_other_lists(value: dict) -> None:
 
 
 def refuse_lists_of_lists(rows: list) -> None:
-    """Raise `InputError` if all rows are lists, which have no names of columns."""
+    """Raise `InputError` if every row is a list of cells, which says no names of columns."""
     if rows and all(isinstance(row, list) for row in rows):
         raise InputError(f"lists without names of columns (pandas' orient values): {RECORDS}")
 
 
 def _refuse_split_table(value: dict) -> None:
+    """Raise `InputError` for `{"columns": [...], "data": [[...], ...]}`, which pandas writes with orient="split"."""
     if isinstance(value.get("columns"), list) and "data" in value:
         raise InputError(f"columns, not rows (pandas' orient split): {RECORDS}")
 
 
 def _refuse_lists(value: dict[str, list]) -> None:
     """Raise `InputError` for an object of lists, unless it is one row whose cells are messages."""
-    cells = [cell for cell in value.values() if cell]
-    if not cells or all(_is_message(item) for cell in cells for item in cell):
+    items = list(chain(*value.values()))
+    if all(_is_message(item) for item in items):  # or there are none
         return
     names = ", ".join(value)
-    if all(isinstance(item, dict) for cell in cells for item in cell):
+    if all(isinstance(item, dict) for item in items):
         fix = "write each list as a file of its own"
         raise InputError(f"rows under the names {names}, not a list of rows: {fix}")
-    if len({len(cell) for cell in value.values()}) == 1:
+    lengths = {len(cell) for cell in value.values()}
+    if len(lengths) == 1:
         raise InputError(f"columns, not rows (lists under {names}): {RECORDS}")
 
 
 def _is_message(value) -> bool:
+    """Return whether a value looks like a message of a chat."""
     return isinstance(value, dict) and bool({"role", "from"} & set(value))

@@ -18,9 +18,13 @@ def tldr_row(row: dict, template: str = "paper") -> dict[str, str]:
     """Convert a comparison of `openai/summarize_from_feedback`. Its news articles (CNN/DM) are left out."""
     if _is_article(row):
         raise BadRow("cnn_dm", "a news article, not a post")
-    info = row["info"] if isinstance(row["info"], dict) else {}
-    subreddit = _text(row, "info", "subreddit") if info.get("subreddit") is not None else ""
-    return _comparison(row, templates.tldr_prompt(subreddit, _text(row, "info", "post"), template))
+    subreddit = ""
+    info = row["info"]
+    has_subreddit = isinstance(info, dict) and info.get("subreddit") is not None
+    if has_subreddit:
+        subreddit = _text(row, "info", "subreddit")
+    post = _text(row, "info", "post")
+    return _comparison(row, templates.tldr_prompt(subreddit, post, template))
 
 
 def cnn_dm_row(row: dict, template: str = "paper") -> dict[str, str]:
@@ -31,19 +35,19 @@ def cnn_dm_row(row: dict, template: str = "paper") -> dict[str, str]:
 
 
 def _is_article(row: dict) -> bool:
-    return (
-        isinstance(row["info"], dict)
-        and bool(row["info"].get("article"))
-        and not row["info"].get("post")
-    )
+    info = row["info"]
+    return isinstance(info, dict) and bool(info.get("article")) and not info.get("post")
 
 
 def _comparison(row: dict, prompt: str) -> dict[str, str]:
+    """Return the prompt with the summary that people chose, and the other one. Raises `BadRow`."""
     space = "" if prompt.endswith(" ") else " "
-    first, second = (space + _text(row, "summaries", i, "text").strip() for i in (0, 1))
-    if row["choice"] not in (0, 1):
-        raise BadRow("bad_choice", f"'choice' is {row['choice']!r}, not 0 or 1")
-    chosen, rejected = (second, first) if row["choice"] else (first, second)
+    summaries = [space + _text(row, "summaries", i, "text").strip() for i in (0, 1)]
+    choice = row["choice"]
+    if choice not in (0, 1):
+        raise BadRow("bad_choice", f"'choice' is {choice!r}, not 0 or 1")
+    chosen = summaries[int(choice)]
+    rejected = summaries[1 - int(choice)]
     return templates.checked_row(prompt, chosen=chosen, rejected=rejected)
 
 
@@ -54,19 +58,24 @@ def webgpt_row(row: dict, template: str = "paper") -> dict[str, str]:
     """
     strip = templates.strip_brackets if template == "released" else templates.strip_citations
     prompt = templates.webgpt_prompt(_text(row, "question", "full_text"), template)
-    first, second = (" " + strip(_text(row, f"answer_{i}")).strip() for i in (0, 1))
+    answers = [" " + strip(_text(row, f"answer_{i}")).strip() for i in (0, 1)]
     scores = [row["score_0"], row["score_1"]]
     for i, score in enumerate(scores):
         if not isinstance(score, int | float) or not math.isfinite(score):
             raise BadRow("bad_score", f"'score_{i}' is {score!r}, not a number")
     if scores[0] == scores[1] and template == "paper":
         raise BadRow("tie", "both answers have the same score")
-    chosen, rejected = (first, second) if scores[0] >= scores[1] else (second, first)
+    if scores[0] < scores[1]:
+        answers.reverse()
+    chosen, rejected = answers
     return templates.checked_row(prompt, chosen=chosen, rejected=rejected)
 
 
 def apps_row(row: dict, template: str = "paper") -> dict[str, str]:
-    """Convert a problem of `codeparrot/apps`: `chosen` is its first solution, `tests` its input_output or empty."""
+    """Convert a problem of `codeparrot/apps`: `chosen` is its first solution, `tests` its input_output or empty.
+
+    Raises `BadRow` for a problem without a solution.
+    """
     problem = apps_test_row(row)
     if not problem["chosen"].strip():
         raise BadRow("no_solution", "'solutions' has none")
@@ -75,27 +84,35 @@ def apps_row(row: dict, template: str = "paper") -> dict[str, str]:
 
 def apps_test_row(row: dict, template: str = "paper") -> dict[str, str]:
     """Convert a problem as `apps_row` does, but keep those without a solution: only tests judge programs."""
-    tests = _json(row, "input_output", {})
-    solutions = _json(row, "solutions", [])
-    starter = row["starter_code"] or ""
-    templates.check_text(starter, "starter_code")
-    call_based = bool(tests.get("fn_name")) if tests else bool(starter)
+    tests = _json(row, "input_output", dict)
+    solutions = _json(row, "solutions", list)
+    starter_code = row["starter_code"] or ""
+    templates.check_text(starter_code, "starter_code")
+    # Tests that name a function call it, others write to the standard input. Without tests, the starter code has the
+    # head of such a function.
+    is_call_based = bool(tests.get("fn_name")) if tests else bool(starter_code)
+    solution = ""
     if solutions:
         templates.check_text(solutions[0], "solutions[0]")
+        solution = "\n" + solutions[0].rstrip()
     return {
-        "prompt": templates.apps_prompt(_text(row, "question"), starter, call_based),
-        "chosen": "\n" + solutions[0].rstrip() if solutions else "",
+        "prompt": templates.apps_prompt(_text(row, "question"), starter_code, is_call_based),
+        "chosen": solution,
         "tests": row["input_output"] if tests else "",
         "difficulty": _text(row, "difficulty"),
     }
 
 
-def _text(row: dict, *path) -> str:
+def _text(row: dict, *path: str | int) -> str:
     """Return the text at `path`, a key or index per level. Raises `BadRow` if there is none."""
-    value, name = (
-        row,
-        path[0] + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path[1:]),
-    )
+    name = ""  # such as summaries[0].text
+    for key in path:
+        if isinstance(key, int):
+            name += f"[{key}]"
+        else:
+            name += f".{key}"
+    name = name.removeprefix(".")
+    value = row
     for key in path:
         try:
             value = value[key]
@@ -105,18 +122,22 @@ def _text(row: dict, *path) -> str:
     return value
 
 
-def _json(row: dict, column: str, empty: dict | list):
-    """Parse the JSON text in `column`, whose type is that of `empty`; a blank gives `empty`."""
+def _json(row: dict, column: str, kind: type[dict] | type[list]):
+    """Return the value of the JSON text in `column`; an empty one of this kind if the text is blank.
+
+    Raises `BadRow` for other text.
+    """
     if not row[column]:
-        return empty
+        return kind()
     templates.check_text(row[column], column)
     try:
         # some tests have integers that are too long for int()
         value = json.loads(row[column], parse_int=str)
     except (ValueError, RecursionError):
         value = None
-    if not isinstance(value, type(empty)):
-        raise BadRow("bad_json", f"{column!r} is not a JSON {'object' if empty == {} else 'list'}")
+    if not isinstance(value, kind):
+        what = "object" if kind is dict else "list"
+        raise BadRow("bad_json", f"{column!r} is not a JSON {what}")
     return value
 
 
@@ -133,6 +154,7 @@ APPS = Form(
 
 
 def _parquet(folder: str, form: Form) -> tuple[Form, dict]:
+    """Return an entry of `HUB`: the columns of the form in this folder of the branch with Parquet files."""
     return form, {"data_dir": folder, "revision": PARQUET_BRANCH, "columns": list(form.columns)}
 
 
@@ -146,11 +168,18 @@ HUB: dict[str, tuple[Form, dict]] = {
 
 
 def form_of(columns: Collection[str], names: str = "") -> Form:
-    """Return the form with these columns, also a form of the paper's data with most: a message names the missing."""
+    """Return the form of rows with these columns; `names` are those that the user gives by `--columns`.
+
+    A form of the paper's data is taken if more than half of its columns are there, so that a message names the missing
+    ones. Rows with chosen and rejected answers may have some columns of the same names by chance, so they need all.
+    """
 
     def share(form: Form) -> float:
         return sum(column in columns for column in form.columns) / len(form.columns)
 
-    best = max((TLDR, WEBGPT, APPS), key=lambda form: (share(form), len(form.columns)))
-    pairs = {"chosen", "rejected"} <= set(columns)  # other pairs may have columns of the same names
-    return best if share(best) > (0.99 if pairs else 0.5) else shapes.shape_of(columns, names)
+    best = max((WEBGPT, APPS, TLDR), key=share)  # of equal shares the first
+    has_pairs = {"chosen", "rejected"} <= set(columns)
+    is_of_the_paper = share(best) == 1 if has_pairs else share(best) > 0.5
+    if is_of_the_paper:
+        return best
+    return shapes.shape_of(columns, names)

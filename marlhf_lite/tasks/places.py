@@ -22,6 +22,7 @@ def files_below(folder: str) -> list[str]:
     """Return all files in a folder and its subfolders, by their names relative to it; hidden ones are left out."""
     found = []
     for place, folders, names in os.walk(folder):
+        # `os.walk` goes into the folders that are left in this list, in its order
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             if not name.startswith("."):

@@ -134,8 +134,8 @@ def refuse_where(where: Mapping[str, str], what: str) -> None:
             raise InputError(f"--{name} {value}: {what} has none: leave it out")
 
 
-def _read_files(paths: Iterable[str], columns: str) -> Split:
-    """Read files as one data set; `columns` are the user's names, which say what the rows are.
+def _read_files(paths: Iterable[str], user_columns: str) -> Split:
+    """Read files as one data set; `user_columns` is `--columns`, which says what the rows are.
 
     Raises `InputError` if one file has pairs and another prompts, for example.
     """
@@ -147,7 +147,7 @@ def _read_files(paths: Iterable[str], columns: str) -> Split:
         rows.extend(rows_of_file)
         accounts.append(account)
         if rows_of_file:
-            shape_of_file[account.name] = form_of(columns_of(rows_of_file), columns).name
+            shape_of_file[account.name] = form_of(columns_of(rows_of_file), user_columns).name
     if len(set(shape_of_file.values())) > 1:
         found = ", ".join(f"{name} ({shape})" for name, shape in shape_of_file.items())
         fix = f"give one of them, such as --dataset {accounts[0].name}"
@@ -157,7 +157,7 @@ def _read_files(paths: Iterable[str], columns: str) -> Split:
 
 def _find_splits(
     dataset: str,
-    columns: str,
+    user_columns: str,
     load: Callable[..., tuple[dict[str, Split], tuple[str, ...]]],
     place: str,
     *,
@@ -171,6 +171,7 @@ def _find_splits(
     Of train the test set is test, validation or valid, the first that is there; of train_prefs it is test_prefs.
 
     Args:
+        user_columns: the value of `--columns`.
         load: `_load_folder` or `_load_from_hub`, which loads `place` with the arguments of `datasets.load_dataset`.
     """
     # 1. Load all splits.
@@ -181,7 +182,7 @@ def _find_splits(
     if data_dir:
         arguments["data_dir"] = data_dir
     try:
-        splits, left_out_files = load(place, columns, **arguments)
+        splits, left_out_files = load(place, user_columns, **arguments)
     except InputError:
         raise
     except Exception as error:  # a library may raise any
@@ -208,21 +209,24 @@ def _find_splits(
     if not split:  # a user who names the split knows of the others
         left_out = [name for name in splits if name not in (train, test)]
     found = Found(
-        rows=rename(splits[train].rows, columns),
+        rows=rename(splits[train].rows, user_columns),
         left_out_splits=tuple(left_out),
         files=splits[train].files,
         left_out_files=left_out_files,
     )
     if test is None:
         return found
-    test_rows = rename(splits[test].rows, columns)
+    test_rows = rename(splits[test].rows, user_columns)
     return replace(found, test=test_rows, test_files=splits[test].files)
 
 
 def _load_from_hub(
-    name: str, columns: str, **arguments
+    name: str, user_columns: str, **arguments
 ) -> tuple[dict[str, Split], tuple[str, ...]]:
-    """Return the splits of a data set on the hub, and no files that are left out. `columns` is for `_load_folder`."""
+    """Return the splits of a data set on the hub, and no files that are left out.
+
+    `user_columns` is not used; it is there because `_load_folder` takes it.
+    """
     import datasets  # takes long to import, and files need none of it
 
     return _splits_of(datasets.load_dataset(name, **arguments)), ()
@@ -238,7 +242,7 @@ def _splits_of(loaded) -> dict[str, Split]:
 
 
 def _load_folder(
-    folder: str, columns: str, **arguments
+    folder: str, user_columns: str, **arguments
 ) -> tuple[dict[str, Split], tuple[str, ...]]:
     """Return the splits of a folder of files, or of what `save_to_disk` wrote, and the files that are in no split.
 
@@ -265,7 +269,7 @@ def _load_folder(
             return _splits_of(datasets.load_dataset(plain, **arguments)), left_out
     splits = {}
     for split, files in files_of_split.items():
-        splits[split] = _read_files([os.path.join(folder, name) for name in files], columns)
+        splits[split] = _read_files([os.path.join(folder, name) for name in files], user_columns)
     return splits, left_out
 
 

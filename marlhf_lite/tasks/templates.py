@@ -40,8 +40,11 @@ def tldr_prompt(subreddit: str, post: str, template: str = "paper") -> str:
     With the template `released`, `Subreddit: r/cats` has a separate line, and a space follows `TL;DR:`.
     """
     name = subreddit.strip().removeprefix("r/")
-    between = "\n" if template == "released" else " "
-    return _summarize("POST" + (f"{between}Subreddit: r/{name}" if name else ""), post, template)
+    head = "POST"
+    if name:
+        between = "\n" if template == "released" else " "
+        head += f"{between}Subreddit: r/{name}"
+    return _summarize(head, post, template)
 
 
 def article_prompt(article: str, template: str = "paper") -> str:
@@ -50,7 +53,9 @@ def article_prompt(article: str, template: str = "paper") -> str:
 
 
 def _summarize(head: str, text: str, template: str) -> str:
-    return f"{head}\n{text.strip()}\nTL;DR:" + (" " if template == "released" else "")
+    """Return a text between a head and `TL;DR:`, after which `released` has a space."""
+    space = " " if template == "released" else ""
+    return f"{head}\n{text.strip()}\nTL;DR:{space}"
 
 
 def hh_prompt(turns: str | Sequence[str]) -> str:
@@ -58,17 +63,20 @@ def hh_prompt(turns: str | Sequence[str]) -> str:
 
     `turns` alternate human, assistant, …, human; a string is one human turn.
     """
-    turns, marks = [turns] if isinstance(turns, str) else turns, (HUMAN, ASSISTANT)
-    return "".join(f"{marks[i % 2]} {turn.strip()}" for i, turn in enumerate(turns)) + ASSISTANT
+    if isinstance(turns, str):
+        turns = [turns]
+    prompt = ""
+    for number, turn in enumerate(turns):
+        mark = HUMAN if number % 2 == 0 else ASSISTANT
+        prompt += f"{mark} {turn.strip()}"
+    return prompt + ASSISTANT
 
 
 def webgpt_prompt(question: str, template: str = "paper") -> str:
     """Return a WebGPT question as one human turn, without its citations; `released` has no line breaks around it."""
-    return (
-        f" Human: {question} Assistant:"
-        if template == "released"
-        else hh_prompt(strip_citations(question))
-    )
+    if template == "released":
+        return f" Human: {question} Assistant:"
+    return hh_prompt(strip_citations(question))
 
 
 def strip_citations(text: str) -> str:
@@ -78,15 +86,18 @@ def strip_citations(text: str) -> str:
 
 def strip_brackets(text: str) -> str:
     """Remove round and square brackets with their content and the space before, as the released code does."""
-    while (shorter := _BRACKETS.sub("", text)) != text:  # the innermost ones first
+    while True:  # each pass removes the innermost ones
+        shorter = _BRACKETS.sub("", text)
+        if shorter == text:
+            return text
         text = shorter
-    return text
 
 
 def apps_prompt(question: str, starter_code: str = "", call_based: bool = False) -> str:
     """Return a problem as in Hendrycks et al. (2021): question, starter code if any, input format, `ANSWER:`."""
     code = f"\n{starter_code}" if starter_code else ""
-    return f"\nQUESTION:\n{question}{code}\nUse {'Call-Based' if call_based else 'Standard Input'} format\nANSWER:"
+    input_format = "Call-Based" if call_based else "Standard Input"
+    return f"\nQUESTION:\n{question}{code}\nUse {input_format} format\nANSWER:"
 
 
 def split_transcripts(chosen: str, rejected: str) -> tuple[str, str, str]:
@@ -170,13 +181,19 @@ def check_text(value, column: str) -> None:
 
 
 def checked_row(prompt: str, **answers: str) -> dict[str, str]:
-    """Return a prompt and its answers, `chosen` and `rejected`, if there are any. Raises `BadRow` for a bad one."""
-    for column, text in {"prompt": prompt, **answers}.items():
+    """Return a row of a task: a prompt and its answers `chosen` and `rejected`, if it has them.
+
+    Raises `BadRow` if one of them is not text or empty, and for equal answers.
+    """
+    row = {"prompt": prompt, **answers}
+    for column, text in row.items():
         check_text(text, column)
-    if not re.sub(r"(?:^|\n)Assistant:$", "", prompt).strip():
+    without_mark = re.sub(r"(?:^|\n)Assistant:$", "", prompt)
+    if not without_mark.strip():
         raise BadRow("empty_prompt", "the prompt is empty")
-    if not all(text.strip() for text in answers.values()):
+    stripped_answers = [text.strip() for text in answers.values()]
+    if "" in stripped_answers:
         raise BadRow("empty_response", "an answer is empty")
-    if len(answers) > len({text.strip() for text in answers.values()}):
+    if len(set(stripped_answers)) < len(stripped_answers):
         raise BadRow("equal_pair", "'chosen' and 'rejected' are equal")
-    return {"prompt": prompt, **answers}
+    return row

@@ -16,21 +16,25 @@ LONGEST = 1_000_000  # characters of a text that is parsed
 
 
 def refuse_written_lists(rows: Sequence[Mapping], columns: Iterable[str], source: str) -> None:
-    """Raise `InputError` if a column of texts has a message, or a list of messages or texts, in every row.
+    """Raise `InputError` if a column has a message, or a list of messages or texts, written as text in every row.
 
-    Models are trained to write JSON, so other JSON is text, and so are lists in some rows only.
+    Models are trained to write JSON, so other JSON is text, and so are lists in some rows only. Empty cells do not
+    count.
     """
     for column in columns:
         kinds = set()
+        has_plain_cell = False
         for row in rows:
             cell = row.get(column)
             if cell is None or cell == "":
                 continue
-            kinds.add(written_kind(cell) if isinstance(cell, str) else "")
-            if "" in kinds:  # the first row that is text, as nearly always
+            kind = written_kind(cell) if isinstance(cell, str) else ""
+            if not kind:  # nearly always the first row: parsing is over soon
+                has_plain_cell = True
                 break
-        if kinds and "" not in kinds:
-            what = sorted(kinds)[0]
+            kinds.add(kind)
+        if kinds and not has_plain_cell:
+            what = min(kinds)
             fix = (
                 "store lists, in JSON lines or Parquet: in pandas parse the column by .map(json.loads), "
                 "or .map(ast.literal_eval) if it has single quotes"
@@ -41,13 +45,18 @@ def refuse_written_lists(rows: Sequence[Mapping], columns: Iterable[str], source
 
 
 def written_kind(text: str) -> str:
-    """Return what a text is if it was written from a list or a message; empty for every other text."""
+    """Return what a text is if it was written from a list or a message; empty for every other text.
+
+    It is `a message`, `a list of messages` or `a list of texts`.
+    """
     stripped = text.strip()
-    if stripped[:1] not in ("[", "{", "(", '"', "a") or len(stripped) > LONGEST:
+    may_be_written = stripped.startswith(("[", "{", "(", '"', "array"))  # `array(` is NumPy's
+    if not may_be_written or len(stripped) > LONGEST:
         return ""
     value = _parsed(stripped)
-    if isinstance(value, str):  # written twice
-        value = _parsed(value.strip()) if value.strip()[:1] in ("[", "{") else None
+    if isinstance(value, str):  # a list that was written as text twice
+        inner = value.strip()
+        value = _parsed(inner) if inner.startswith(("[", "{")) else None
     if _is_message(value):
         return "a message"
     if isinstance(value, list | tuple) and value:
@@ -66,7 +75,7 @@ def _parsed(text: str):
         return json.loads(text)
     except (ValueError, RecursionError):
         pass
-    if text[:1] not in ("[", "{", "("):
+    if not text.startswith(("[", "{", "(")):
         return None
     try:
         return ast.literal_eval(text)
@@ -75,14 +84,13 @@ def _parsed(text: str):
 
 
 def _is_message(value) -> bool:
+    """Return whether a value is a message: it has one of the usual roles, and a content or a call of a tool."""
     if not isinstance(value, dict):
         return False
     role = value.get("role", value.get("from"))
-    return (
-        isinstance(role, str)
-        and re.fullmatch(ROLES, role.strip(), re.I) is not None
-        and bool({"content", "value", "tool_calls"} & set(value))
-    )
+    if not isinstance(role, str) or not re.fullmatch(ROLES, role.strip(), re.I):
+        return False
+    return any(key in value for key in ("content", "value", "tool_calls"))
 
 
 def _is_part(value) -> bool:
