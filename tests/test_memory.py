@@ -171,7 +171,7 @@ class Allocations(TorchDispatchMode):
 def train_once(actors, rows, prompt, length):
     tokens = torch.zeros(rows, prompt + length, dtype=torch.long)
     # fake tensors hold no numbers
-    with mock.patch.object(last_layer, "_most", lambda *_: [0, prompt + length]):
+    with mock.patch.object(last_layer, "_largest_of_each", lambda *_: [0, prompt + length]):
         logprobs, _, values = actors(tokens, torch.ones_like(tokens), length)
     (logprobs.sum() + values.sum()).backward()
 

@@ -37,19 +37,24 @@ class PolicyModel(nn.Module):
 
         Gradients flow only through the log-probabilities; the entropy is a metric.
         """
-        causal_lm, targets = unwrap_peft(self.model), tokens[:, -length:]
-        # nothing is chosen after the last
-        tokens, attention_mask = tokens[:, :-1], attention_mask[:, :-1]
+        causal_lm = unwrap_peft(self.model)
+        targets = tokens[:, -length:]
+        # The model predicts each target from the tokens before it, so it need not read the last one.
+        tokens = tokens[:, :-1]
+        attention_mask = attention_mask[:, :-1]
+        # A head that is more than one linear layer, or has an adapter, must compute its logits itself.
         if not has_plain_head(causal_lm):
-            inputs = {
-                "attention_mask": attention_mask,
-                "position_ids": position_ids(attention_mask),
-            }
-            logits = self.model(
-                input_ids=tokens, **inputs, use_cache=False, logits_to_keep=length
-            ).logits
-            return from_logits(logits[:, -length:], targets, temperature)
-        levers = levers_of_model(causal_lm)
+            output = self.model(
+                input_ids=tokens,
+                attention_mask=attention_mask,
+                position_ids=position_ids(attention_mask),
+                use_cache=False,
+                logits_to_keep=length,
+            )
+            # Some families ignore `logits_to_keep` and return logits at every position.
+            return from_logits(output.logits[:, -length:], targets, temperature)
+        # Otherwise logits are made from the last hidden states, a tile at a time, to save memory.
+        levers = levers_of_model(causal_lm)  # the choices of --fast that the model was loaded with
         hidden = last_states(causal_lm.base_model, length, tokens, attention_mask, levers=levers)
         softcap = getattr(causal_lm.config.get_text_config(), "final_logit_softcapping", None)
         return from_hidden(hidden, causal_lm.get_output_embeddings(), targets, temperature, softcap)
@@ -69,14 +74,21 @@ class ScalarHeadModel(nn.Module):
         self._no_split_modules = unwrap_peft(model)._no_split_modules
 
     def forward(self, tokens: Tensor, attention_mask: Tensor, length: int | None = None) -> Tensor:
-        """[B, L] scores in float32: a reward model's is read at the last response token, a critic's V(s_t) at the token
-        before action t. With `length` = T only the last T tokens and the one before have scores; the rest is 0."""
-        classifier, width = unwrap_peft(self.model), tokens.shape[1]
+        """Return [B, L] scores in float32, one at each token.
+
+        A reward model's score is read at the last response token, a critic's V(s_t) at the token before action t. With
+        `length` = T only the last T tokens and the one before them get scores, and all others 0, which saves computing.
+        """
+        classifier = unwrap_peft(self.model)
+        width = tokens.shape[1]
         kept = width if length is None else min(length + 1, width)
+        # The model without its head; families give it different names, such as `model` or `transformer`.
         backbone = getattr(classifier, classifier.base_model_prefix)
-        levers = levers_of_model(classifier)
+        levers = levers_of_model(classifier)  # the choices of --fast that the model was loaded with
         hidden = last_states(backbone, kept, tokens, attention_mask, levers=levers)
-        return nn.functional.pad(score_states(classifier, hidden), (width - kept, 0))
+        scores = score_states(classifier, hidden)
+        zeros_before = width - kept
+        return nn.functional.pad(scores, (zeros_before, 0))
 
 
 class ActorCritic(nn.Module):
@@ -84,7 +96,8 @@ class ActorCritic(nn.Module):
 
     def __init__(self, policy: PolicyModel, critic: ScalarHeadModel):
         super().__init__()
-        self.policy, self.critic = policy, critic
+        self.policy = policy
+        self.critic = critic
         self._no_split_modules = [
             *policy._no_split_modules,
             PolicyModel.__name__,
@@ -94,14 +107,14 @@ class ActorCritic(nn.Module):
     def forward(
         self, tokens: Tensor, attention_mask: Tensor, length: int, temperature: float = 1.0
     ):
-        """`(logprobs, entropy, values)`, each [B, T]: see `PolicyModel`.
+        """Return `(logprobs, entropy, values)`, each [B, T]: see `PolicyModel`.
 
-        The critic's score at a token is the value of the state in which the next one is chosen.
+        The critic's score at a token is the value of the state in which the next one is chosen, so the critic reads all
+        tokens but the last.
         """
-        before = tokens[:, :-1], attention_mask[:, :-1], length - 1
-        return *self.policy(tokens, attention_mask, length, temperature), self.critic(*before)[
-            :, -length:
-        ]
+        logprobs, entropy = self.policy(tokens, attention_mask, length, temperature)
+        values = self.critic(tokens[:, :-1], attention_mask[:, :-1], length - 1)
+        return logprobs, entropy, values[:, -length:]
 
 
 @dataclass(frozen=True)
@@ -122,10 +135,9 @@ def without_dropout(model: nn.Module) -> None:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         # Some families call the function with a rate in an attribute: dropout, attn_pdrop, layerdrop.
-        for name in [
-            name for name, x in vars(module).items() if "drop" in name and isinstance(x, float)
-        ]:
-            setattr(module, name, 0.0)
+        for name, value in list(vars(module).items()):
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
 
 
 def checkpoint_activations(model: PeftModel | PreTrainedModel) -> None:

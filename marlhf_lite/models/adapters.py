@@ -12,7 +12,8 @@ from huggingface_hub.utils import httpx  # the HTTP library that the hub uses
 from marlhf_lite.utils.errors import InputError, one_line
 from marlhf_lite.utils.shard_names import METADATA, TRAINER_SHARDS
 
-# Option -> the command that makes its folder, peft's name for such an adapter, and its place in a run.
+# Option -> the command that makes its folder, PEFT's name for such an adapter (its task type), and the subfolders of a
+# run in which it may be, as glob patterns.
 ADAPTERS = {
     "sft": ("sft", "CAUSAL_LM", ("sft",)),
     "rm": ("rm", "SEQ_CLS", ("rm",)),
@@ -27,34 +28,39 @@ def resolve_adapter_dir(option: str, folder: str) -> Path:
     It holds an adapter, or after full fine-tuning all weights. A reward model of the hub is fetched.
     Raises `InputError` if it is missing or damaged.
     """
-    command, kind, inside = ADAPTERS[option]
+    command, task_type, places_in_a_run = ADAPTERS[option]
     if not folder:
         raise InputError(
             f"--{option}: not given: make one with `marlhf {command}` and give its folder"
         )
     root = Path(folder).expanduser()
-    is_hub_name = (
+    is_hub_name = (  # owner/name
         folder.count("/") == 1 and not folder.startswith((".", "/", "~")) and not root.exists()
     )
+    # Many reward models are published; SFT and policies must come from a stage of this library.
     if is_hub_name and option == "rm":
         with hub_errors(f"--rm {folder}"):
-            root = Path(
-                huggingface_hub.snapshot_download(
-                    folder, allow_patterns=["*.json", "*.safetensors", "*.bin"]
-                )
-            )
-    for pattern in ("", *inside):
-        places = [root] if not pattern else sorted(root.glob(pattern))
-        places = [place for place in places if _config_of(place)]
-        if len(places) > 1:
-            names = ", ".join(str(place) for place in places)
+            files_of_a_model = ["*.json", "*.safetensors", "*.bin"]
+            root = Path(huggingface_hub.snapshot_download(folder, allow_patterns=files_of_a_model))
+
+    # The folder itself, if it holds weights, comes before its subfolders.
+    candidates = [[root]]
+    for pattern in places_in_a_run:
+        candidates.append(sorted(root.glob(pattern)))
+    for folders in candidates:
+        with_weights = [place for place in folders if _config_of(place)]
+        if len(with_weights) > 1:
+            names = ", ".join(str(place) for place in with_weights)
             raise InputError(f"--{option} {folder}: it holds several ({names}): give one of them")
-        if places:
-            _check_adapter(f"--{option} {folder}", places[0], kind, command)
-            return places[0]
+        if with_weights:
+            _check_adapter(f"--{option} {folder}", with_weights[0], task_type, command)
+            return with_weights[0]
+
     fix = f"give a folder that `marlhf {command}` wrote"
-    if stopped := sorted(root.glob(f"{inside[0]}/checkpoint-*"), key=os.path.getmtime):
-        fix = f"its run was stopped: continue it by --resume, or give {stopped[-1]}"
+    # The trainers of SFT and reward model write such checkpoints until they have ended.
+    checkpoints = sorted(root.glob(f"{places_in_a_run[0]}/checkpoint-*"), key=os.path.getmtime)
+    if checkpoints:
+        fix = f"its run was stopped: continue it by --resume, or give {checkpoints[-1]}"
     elif is_hub_name:
         fix += ", and a model of the hub as --model"
     raise InputError(f"--{option} {folder}: no adapter there: {fix}")
@@ -80,9 +86,9 @@ def is_sharded_folder(folder: str | Path) -> bool:
 
 def form_of_weights(folder: Path) -> str:
     """Return what a folder holds: an adapter, a whole model, or shards of one."""
-    return (
-        "shards" if is_sharded_folder(folder) else "model" if is_full_model(folder) else "adapter"
-    )
+    if is_sharded_folder(folder):
+        return "shards"
+    return "model" if is_full_model(folder) else "adapter"
 
 
 def is_full_model(folder: str | Path) -> bool:
@@ -97,41 +103,50 @@ def _config_of(place: Path) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def _check_adapter(source: str, place: Path, kind: str, command: str) -> None:
-    again, path, is_full = (
-        f"make it again with `marlhf {command}`",
-        _config_of(place),
-        is_full_model(place),
-    )
+def _check_adapter(source: str, place: Path, task_type: str, command: str) -> None:
+    """Raise `InputError`, which begins with `source`, unless a folder has weights that do what `task_type` says.
+
+    `place` has the config of an adapter or of a model. `task_type` is PEFT's name, CAUSAL_LM or SEQ_CLS, and `command`
+    is the one that makes such weights. A config that names no type is accepted.
+    """
+    again = f"make it again with `marlhf {command}`"
+    path = _config_of(place)
+    is_full = is_full_model(place)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        made_for = (
-            (config.get("architectures") or [None])[0] if is_full else config.get("task_type")
-        )
+        if is_full:
+            architectures = config.get("architectures") or [None]
+            made_for = architectures[0]  # the name of a class of transformers
+        else:
+            made_for = config.get("task_type")
     except (OSError, ValueError, AttributeError):
         raise InputError(f"{source}: its {path.name} is damaged: {again}") from None
     found = made_for
-    # the names of score models all end alike, those of causal LMs do not (GPT-2)
+    # Class names of score models all end alike. Those of causal LMs do not (GPT2LMHeadModel), so they are all others.
     if is_full and made_for:
         found = "SEQ_CLS" if made_for.endswith("ForSequenceClassification") else "CAUSAL_LM"
-    if found not in (None, kind):
+    if found not in (None, task_type):
         what = "a model" if is_full else "an adapter"
         raise InputError(
             f"{source}: {what} of another kind ({made_for}): give a folder that `marlhf {command}` wrote"
         )
-    if is_sharded_folder(place):
+    if is_sharded_folder(place):  # its weights have other names, and are checked when they are read
         return
-    weights = "model*" if is_full else "adapter_model.*"
-    if not any(file.suffix in (".safetensors", ".bin") for file in place.glob(weights)):
-        raise InputError(f"{source}: no weights ({weights.rstrip('.*')}.safetensors): {again}")
+    weights = "model" if is_full else "adapter_model"
+    pattern = "model*" if is_full else "adapter_model.*"  # a large model has several files
+    if not any(file.suffix in (".safetensors", ".bin") for file in place.glob(pattern)):
+        raise InputError(f"{source}: no weights ({weights}.safetensors): {again}")
 
 
 def other_base(folder: Path, model: str) -> str:
-    """Return the base that an adapter was trained on if its last word differs from that of `model`, else ""."""
+    """Return the base that an adapter was trained on if it differs from `model`, else "".
+
+    Only what follows the last slash is compared, without case, because one model may be in several folders. A folder
+    without an adapter, or an adapter that does not name its base, gives "".
+    """
     path = folder / "adapter_config.json"
-    base = (
-        json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path")
-        if path.is_file()
-        else None
-    )
-    return base if base and Path(base).name.lower() != Path(model).name.lower() else ""
+    if not path.is_file():
+        return ""
+    base = json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    is_other = base and Path(base).name.lower() != Path(model).name.lower()
+    return base if is_other else ""

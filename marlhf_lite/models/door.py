@@ -140,10 +140,13 @@ def _complete_model(source: str, kind: type, place: str | None, **settings) -> P
 
 
 def _check_weights(source: str, model: PreTrainedModel, report: dict) -> None:
-    """Raise `InputError` for gaps between a model and its files; `report` is transformers' own, which it would log."""
+    """Raise `InputError` for gaps between a model and its files; `report` is transformers' own, which it would log.
+
+    Weights of files that the model does not read are an error if they look like a part of it, else a note.
+    """
     left_over = [key for key in report["unexpected_keys"] if not COMPUTED.search(key)]
     of_another_shape = [entry[0] for entry in report["mismatched_keys"]]
-    missing = sorted(set(report["missing_keys"]) - set(of_another_shape))
+    missing = sorted(set(report["missing_keys"]) - set(of_another_shape))  # told apart below
     if missing:
         what = f"its files lack {_some(missing)}, which would be random"
         if left_over:
@@ -154,6 +157,8 @@ def _check_weights(source: str, model: PreTrainedModel, report: dict) -> None:
         raise InputError(
             f"{source}: its config and its weights differ in the shape of {_some(of_another_shape)}: {fix}"
         )
+    # A left-over weight that has the name of one of the model's layers, but for its number, belongs to a layer that the
+    # model should have: there are more layers than its config says, or one has a bias that the model lacks.
     layers = {_without_numbers(name) for name, _ in model.named_modules()}
     dropped = [key for key in left_over if _without_numbers(key.rpartition(".")[0]) in layers]
     if dropped:
@@ -195,13 +200,14 @@ def _note_once(text: str) -> None:
 
 @contextmanager
 def _one_line(source: str) -> Iterator[None]:
-    """Raise `InputError` if what is read in this block cannot be read."""
+    """Raise `InputError`, which begins with `source`, if what is read in this block cannot be read."""
     try:
         yield
-    except InputError:
+    except InputError:  # it says what is wrong; as a `ValueError` it would be caught below
         raise
     except ERRORS_OF_FOLDERS as error:
-        reason, fix = one_line(error), "check the name, or give a local folder"
+        reason = one_line(error)
+        fix = "check the name, or give a local folder"
         if "trust_remote_code" in str(error):
             reason = "it needs code from its own files, which never runs"
             fix = "choose one that transformers knows"
@@ -216,7 +222,7 @@ def read_adapter_config(folder: str | Path) -> peft.PeftConfig:
 
     Raises `InputError` for kinds that models over one shared base cannot have, with the reason.
     """
-    check_seal(Path(folder))
+    check_seal(Path(folder))  # raises if a file has changed since this library wrote the folder
     fix = 'give an adapter on layers, such as LoRA with bias="none"'
     # PEFT's own check of such settings comes first, and asks for what only somebody who trains can have.
     start = _json_of(folder).get("init_lora_weights")
@@ -263,10 +269,13 @@ def with_adapter(
     `folder` is the one that the settings were read from; without it they are the user's own, and PEFT's errors stay.
     Raises `InputError` if the adapter does not fit the layers, or if making it has changed a weight of the base.
     """
+    # PEFT may write into a weight, or put another tensor in its place. A few numbers of each weight, compared before
+    # and after, show the first; its address shows the second, which can be undone.
     shared = dict([*model.named_parameters(), *model.named_buffers()])
     storages = {name: tensor.data for name, tensor in shared.items()}
     before = _samples(shared.values())
     reason = ""
+    has_new_storage = False
     try:
         with warnings.catch_warnings():
             # peft asks transformers by an old name, and warns that the base is not where it was.
@@ -281,9 +290,9 @@ def with_adapter(
     after = _samples(shared.values())
     for name, tensor in shared.items():
         if tensor.data_ptr() != storages[name].data_ptr():
-            tensor.data = storages[name]  # other models go on with it
-            after = []
-    if not reason and not _are_equal(before, after):
+            tensor.data = storages[name]  # the other models that share it need the old one
+            has_new_storage = True
+    if not reason and (has_new_storage or not _are_equal(before, after)):
         reason = f"its adapter ({config.peft_type.value}) changes weights of the base, which models share"
         fix = MERGE_IT
     if reason:
@@ -308,24 +317,40 @@ def _are_equal(before: list[torch.Tensor], after: list[torch.Tensor]) -> bool:
 def fill_adapter(
     model: peft.PeftModel,
     folder: str | Path,
-    more: dict[str, torch.Tensor] | None = None,
-    without: str = "",
+    added: dict[str, torch.Tensor] | None = None,
+    absent_layer: str = "",
 ) -> None:
-    """Load the weights of a saved adapter, and `more`, by PEFT's names; the base, which models share, stays unchanged.
+    """Load the weights of a saved adapter into `model`; the base, which models share, stays unchanged.
 
-    An adapter of the embedding is saved with the base's embedding, which is compared, not loaded. `without` is the name
-    of a layer that this model does not have, so that the file's weights of it are left out. Raises `InputError` unless
-    file and model have the same weights, in the same shapes.
+    Args:
+        folder: has the weights by PEFT's names. For an adapter of the embedding, PEFT also saves the base's embedding,
+            which is compared with that of this base, and not loaded.
+        added: weights that the folder does not have, by PEFT's names, such as a new head.
+        absent_layer: a layer that this model does not have; the file's weights of it are left out.
+
+    Raises:
+        InputError: the file and the model do not have the same weights, in the same shapes.
     """
-    # A tied weight is in the file by any of its names.
-    places, reason = dict(model.named_parameters(remove_duplicate=False)), ""
+    reason = ""  # why the adapter does not fit
     try:
         weights = peft.load_peft_weights(str(folder), device=str(model.device))
         check_finite(folder, weights.values())
-        of_the_base = {name: weights.pop(name) for name in list(weights) if name in places}
-        if without:
-            weights = {name: x for name, x in weights.items() if f".{without}." not in f".{name}."}
-        weights |= more or {}
+
+        # 1. Separate the copies of the base's weights, which have the base's own names, from the adapter's weights.
+        #    A tied weight has several names, and the file may use any of them.
+        weights_of_model = dict(model.named_parameters(remove_duplicate=False))
+        copies_of_base = {}
+        for name in list(weights):
+            if name in weights_of_model:
+                copies_of_base[name] = weights.pop(name)
+
+        # 2. Load the adapter, if the file has what the model needs and nothing else.
+        if absent_layer:  # the dots keep `lm_head` from matching a layer `my_lm_head`
+            for name in list(weights):
+                if f".{absent_layer}." in f".{name}.":
+                    del weights[name]
+        if added:
+            weights |= added
         wanted = set(peft.get_peft_model_state_dict(model, save_embedding_layers=False))
         missing = wanted - weights.keys()
         left_over = weights.keys() - wanted
@@ -335,12 +360,13 @@ def fill_adapter(
             reason = f"the model has no {_some(left_over)}"
         else:
             peft.set_peft_model_state_dict(model, weights)
-        # The copies may be rounded to another number format.
-        if not all(
-            torch.allclose(places[name].to(x.dtype), x, rtol=0.01, atol=1e-6)
-            for name, x in of_the_base.items()
-        ):
-            reason = "it was trained over other embeddings"
+
+        # 3. Compare the copies with the base. They may have been rounded to another number format.
+        for name, copy in copies_of_base.items():
+            ours = weights_of_model[name].to(copy.dtype)
+            if not torch.allclose(ours, copy, rtol=0.01, atol=1e-6):
+                reason = "it was trained over other embeddings"
+    # How reading a damaged file fails, and weights of other shapes.
     except (RuntimeError, KeyError, EOFError, UnpicklingError, SafetensorError) as error:
         reason = one_line(error)
     if reason:
@@ -370,7 +396,9 @@ def check_finite(folder: str | Path, weights: Iterable[torch.Tensor]) -> None:
 
 
 def without_own_sampling(model: nn.Module) -> nn.Module:
-    """Forget a model's own sampling settings, which `generate` would use for all it is not given; return the model.
+    """Forget a model's own sampling settings; return the model. Its special tokens stay.
+
+    Otherwise `generate` would use them, such as a top_k of the model's makers, for every setting that it is not given.
 
     The output of router logits goes off, too: TRL's SFT switches it on and saves that, and some mixtures of experts
     cannot generate with it.

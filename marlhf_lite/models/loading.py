@@ -66,7 +66,8 @@ from marlhf_lite.utils.shipped import shipped
 EMBEDDED_MODEL = "tiny-gemma"
 # What a model starts from: the folder or the hub name of a saved adapter or model, or one in memory.
 Start = str | Path | PreTrainedModel | peft.PeftModel
-# place in a checkpoint -> how names begin
+# Where a checkpoint of several processes has its shards -> how the names of the model's weights begin there. PPO's are
+# in the folder itself, beside the critic's; those of SFT, reward model and DPO are in a subfolder named by accelerate.
 SHARDS = {"": "weights.policy.model.", TRAINER_SHARDS: "model."}
 
 
@@ -86,8 +87,10 @@ def model_path(name: str) -> str:
         raise InputError(
             f"--model {name}: no such folder: give {known}, a folder, or a hub name (owner/name)"
         )
-    with hub_errors(f"--model {name}"):  # asked once, for transformers would try for a minute
-        if not isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
+    # If the model was not downloaded before, ask the hub once for its config: transformers would try for a minute.
+    with hub_errors(f"--model {name}"):
+        cached = huggingface_hub.try_to_load_from_cache(name, "config.json")
+        if not isinstance(cached, str):  # a path, if it is there
             huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(name, "config.json"))
     return name
 
@@ -95,11 +98,9 @@ def model_path(name: str) -> str:
 def model_folder(name: str) -> Path:
     """Return the folder with the files of a model; a model on the hub has a snapshot named by its commit."""
     path = model_path(name)
-    return (
-        Path(path)
-        if Path(path).is_dir()
-        else Path(huggingface_hub.hf_hub_download(path, "config.json")).parent
-    )
+    if Path(path).is_dir():
+        return Path(path)
+    return Path(huggingface_hub.hf_hub_download(path, "config.json")).parent
 
 
 def _check_folder(folder: Path) -> None:
@@ -143,15 +144,17 @@ def load_base(options: ModelConfig) -> PreTrainedModel:
 
 
 def _load_base(options: ModelConfig) -> PreTrainedModel:
-    source, place = f"--model {options.model}", model_path(options.model)
-    settings = {"dtype": options.dtype, "attn_implementation": None}
+    """Return the base of `load_base`, frozen, in the number format and with the attention that the options name."""
+    source = f"--model {options.model}"
+    place = model_path(options.model)
+    settings = {"dtype": "auto", "attn_implementation": None}  # transformers chooses
     if options.dtype != "auto":
         settings["dtype"] = getattr(torch, options.dtype)
     if options.attn_implementation != "auto":
         settings["attn_implementation"] = options.attn_implementation
     if options.finetune == "full":
         config = read_config(source, place)
-        if options.dtype == "auto":
+        if options.dtype == "auto":  # without files of weights "auto" tells nothing
             settings["dtype"] = config.dtype or torch.float32
         return empty_model(config, **settings).requires_grad_(False)
     if options.load_in_4bit:
@@ -248,20 +251,19 @@ def new_reward_model(
 def _new_reward_model(
     base: PreTrainedModel, sft: str | Path, seed: int, head: Literal["normal", "zero"]
 ) -> peft.PeftModel | PreTrainedModel:
+    """Do what `new_reward_model` says, from a folder: put a head on the SFT model, or on the base with its adapter."""
     if is_full_model(sft):
-        return (
-            with_head(_load_full_model(base, sft, trainable=True), seed, head)
-            .requires_grad_(True)
-            .train()
-        )
+        classifier = with_head(_load_full_model(base, sft, trainable=True), seed, head)
+        return classifier.requires_grad_(True).train()
+
+    # 1. The settings of the new adapter: those of SFT's, for a classifier, with a head that trains as a whole.
     config = _adapter_config(sft, base)
     if not hasattr(config, "modules_to_save"):
         fix = "a reward model and a critic need an adapter with modules_to_save, such as LoRA"
         raise InputError(f"{sft}: its adapter ({config.peft_type.value}) takes no head: {fix}")
     classifier = with_head(share(base), seed, head)
-    # A classifier has no head over the vocabulary, so what SFT trained of it is left out. Other modules that SFT
-    # trained as a whole train on.
-    vocabulary_head = name_of_module(base, base.get_output_embeddings())
+    # PEFT keeps in `modules_to_save` what trains as a whole. Such a module of SFT trains on, unless it is the head over
+    # the vocabulary, which a classifier does not have.
     names = [name for name, _ in classifier.named_modules()]
     trained_whole = []
     for name in config.modules_to_save or ():
@@ -269,14 +271,17 @@ def _new_reward_model(
             trained_whole.append(name)
     config.task_type = peft.TaskType.SEQ_CLS
     config.modules_to_save = [*trained_whole, "score"]
-    config.inference_mode = False
+    config.inference_mode = False  # it trains
+
+    # 2. Its weights: SFT's, but for those of the head over the vocabulary, and the new score head's.
+    vocabulary_head = name_of_module(base, base.get_output_embeddings())
     if all(f".{vocabulary_head}." in f".{name}." for name in adapter_weight_names(sft)):
         fix = "a reward model and a critic need an adapter on layers below it"
         raise InputError(f"{sft}: its adapter is on the head alone: {fix}")
     model = _with_fast_adapters(with_adapter(classifier, config, sft))
-    own = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
-    new_head = {name: weight for name, weight in own.items() if ".score." in name}
-    fill_adapter(model, sft, more=new_head, without=vocabulary_head)
+    new_weights = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
+    new_head = {name: weight for name, weight in new_weights.items() if ".score." in name}
+    fill_adapter(model, sft, added=new_head, absent_layer=vocabulary_head)
     return model.train()
 
 
@@ -287,10 +292,11 @@ def load_score_model(
     with folder_of(start) as folder:
         if is_full_model(folder):
             check_gives_one_score(str(folder), read_config(str(folder), folder))
-            ensure_classifier(base)
+            ensure_classifier(base)  # so that transformers finds a class for every family
             return _load_full_model(
                 base, folder, trainable, kind=transformers.AutoModelForSequenceClassification
             )
+        # The head of seed 0 gets its weights from the folder.
         return _load_adapter(with_head(share(base), 0), folder, trainable)
 
 
@@ -300,19 +306,25 @@ def _load_full_model(
     trainable: bool,
     kind=transformers.AutoModelForCausalLM,
 ) -> PreTrainedModel:
-    """Load all weights of a model, in the base's dtype and attention; shards of several processes are joined."""
+    """Load all weights of a model, in the base's dtype and attention, onto this process's device.
+
+    `folder` may also be the name of a base model. Shards that several processes wrote are joined. `kind` is the class
+    of transformers that reads it.
+    """
     settings = {"dtype": base.dtype, "attn_implementation": base.config._attn_implementation}
-    check_seal(Path(folder))
+    check_seal(Path(folder))  # raises if a file has changed since this library wrote the folder
     if is_sharded_folder(folder):
-        config, weights = read_config(str(folder), folder), _join_shards(Path(folder))
+        config = read_config(str(folder), folder)
+        weights = _join_shards(Path(folder))
         model = model_of_weights(str(folder), kind, config, weights, **settings)
     else:
-        # A folder of weights may lack a tokenizer; the name of a base is looked up.
+        # A folder of weights may lack a tokenizer, which `model_path` would refuse; the name of a base is looked up.
         place = folder if is_full_model(folder) else model_path(str(folder))
         model = read_model(str(folder), kind, place, **settings)
     check_finite(folder, model.parameters())
-    set_levers(model, levers_of_model(base))
-    if "fused" in levers_of_model(base):
+    levers = levers_of_model(base)  # the choices of --fast
+    set_levers(model, levers)
+    if "fused" in levers:
         use_fused_kernels(model)
     return model.requires_grad_(trainable).train(trainable).to(PartialState().device)
 
@@ -320,23 +332,26 @@ def _load_full_model(
 def _join_shards(folder: Path) -> dict[str, torch.Tensor]:
     """Return the whole weights of the model in a checkpoint by name, on the CPU; of PPO those of the policy.
 
-    Raises `InputError` if a part of one is missing or damaged.
+    `folder` is one for which `is_sharded_folder` is true. Raises `InputError` if a part of a weight is missing or
+    damaged.
     """
-    name, prefix = next(item for item in SHARDS.items() if (folder / item[0] / METADATA).is_file())
+    subfolder = "" if (folder / METADATA).is_file() else TRAINER_SHARDS
+    place = folder / subfolder
+    prefix = SHARDS[subfolder]
     try:
-        tensors = read_metadata(folder / name).state_dict_metadata
-        whole = {
-            n: torch.empty(x.size, dtype=x.properties.dtype)
-            for n, x in tensors.items()
-            if n.startswith(prefix)
-        }
-        read_shards(whole, folder / name, no_dist=True)
+        # The metadata say which tensors there are. Reading fills empty ones of the same shapes.
+        whole = {}
+        for name, entry in read_metadata(place).state_dict_metadata.items():
+            if name.startswith(prefix):
+                whole[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
+        read_shards(whole, place, no_dist=True)  # one process reads all parts
     except InputError as error:
-        raise InputError(f"{folder / name}: {error}") from None
-    return {n.removeprefix(prefix): tensor for n, tensor in whole.items()}
+        raise InputError(f"{place}: {error}") from None
+    return {name.removeprefix(prefix): tensor for name, tensor in whole.items()}
 
 
 def _load_adapter(model: PreTrainedModel, folder: str | Path, trainable: bool) -> peft.PeftModel:
+    """Put a saved adapter on a model, in training mode if `trainable`, else frozen."""
     config = _adapter_config(folder, model)
     config.inference_mode = not trainable
     loaded = with_adapter(model, config, folder)
@@ -374,24 +389,26 @@ def build_models(
     Policy and reference start from `sft`, reward model and critic from `rm`. Each is a saved folder, or a model in
     memory, which is copied; `new_policy(base, options)` as `sft` is the base itself. With `critic_init="sft"`, or
     without a reward model, the critic starts from SFT with a new head (`critic_head_init`, see `new_reward_model`).
-    Without `with_reward`, if the reward is a function, the reward model itself is not loaded. With
-    `gradient_checkpointing="auto"` the trainer decides whether policy and critic recompute activations.
+    Without `with_reward`, because the reward is a function, the reward model itself is not loaded: `rm` may still be
+    the start of the critic. With `gradient_checkpointing="auto"` the trainer decides whether policy and critic
+    recompute activations.
     """
-    reward = None
+    critic_starts_from_rm = rm is not None and critic_init == "rm"
     with folder_of(sft) as sft_folder:
         policy = load_policy(base, sft_folder)
         reference = load_policy(base, sft_folder, trainable=False)
-        if rm is None or critic_init != "rm":
+        if not critic_starts_from_rm:
             critic = new_reward_model(base, sft_folder, head=critic_head_init)
+    reward = None
     if rm is not None:
         with folder_of(rm) as rm_folder:
-            if critic_init == "rm":
+            if critic_starts_from_rm:
                 critic = load_score_model(base, rm_folder, trainable=True)
             if with_reward:
                 reward = ScalarHeadModel(load_score_model(base, rm_folder))
     for model in (policy, critic):
         without_dropout(model)
-        if gradient_checkpointing is True:
+        if gradient_checkpointing is True:  # not "auto", which the trainer decides
             checkpoint_activations(model)
     return PPOModels(
         policy=PolicyModel(policy),

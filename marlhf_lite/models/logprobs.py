@@ -11,8 +11,10 @@ from transformers import PreTrainedModel
 
 # elements: 32 MiB in float32. What fits goes through at once, without a second projection
 MAX_LOGITS = 2**23
-_TILE = {"cpu": 2**20}  # there a tile passes through several tensors, best in the cache;
-_DEVICE_TILE = 2**25  # on a GPU one kernel folds it, and the projection wants it large
+# Elements of a tile. On a CPU a tile passes through several tensors, which should stay in the cache. On a GPU one
+# kernel reads it, and its matrix product is fast only if it is large.
+_TILE = {"cpu": 2**20}
+_DEVICE_TILE = 2**25
 # Families of transformers whose logits are softcap(W h + b). Others scale them in ways that configs do not tell.
 PLAIN_HEADS = frozenset(
     "gemma gemma2 gemma3_text gpt2 llama mistral mixtral olmo2 phi3 qwen2 qwen3".split()
@@ -52,28 +54,33 @@ def from_hidden(
     temperature: float = 1.0,
     softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The same from last hidden states [.., H] and a head; gradients reach `hidden` and the head's parameters.
+    """`(log-probability of each target [..], entropy [..])` in float32 from last hidden states [.., H] and a head.
 
-    Large ones take TRL's function: online log-sum-exp over tiles of the vocabulary, accumulated in float32 whatever
-    the head's dtype; a Triton kernel on GPUs, torch elsewhere.
+    Gradients of the log-probabilities reach `hidden` and the head's parameters; entropy has no gradient. Some families
+    (Gemma 2) bound their logits to ±`softcap`; None leaves them as they are. If there are more than `MAX_LOGITS`
+    logits, they are never all in memory: TRL's function adds up the log-sum-exp tile by tile of the vocabulary, in
+    float32 whatever the head's dtype, by a Triton kernel on GPUs and by torch elsewhere.
     """
     if targets.numel() * head.out_features <= MAX_LOGITS:
         logits = head(hidden)
-        logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
         return from_logits(logits, targets, temperature)
-    # PPO needs no more of trl
+    # Imported here because it takes seconds, and few runs are so large. PPO needs nothing else of trl.
     from trl.kernels.chunked_logprob import TOKEN_CHUNK_SIZE, ChunkedLogProbFunction
 
-    rows = min(targets.numel(), TOKEN_CHUNK_SIZE)
+    tokens_at_a_time = min(targets.numel(), TOKEN_CHUNK_SIZE)
+    elements_of_a_tile = _TILE.get(hidden.device.type, _DEVICE_TILE)
+    # A function of autograd takes no keywords.
     logprobs, entropy, *_ = ChunkedLogProbFunction.apply(
         hidden.reshape(-1, hidden.shape[-1]),
         head.weight,
         head.bias,
         targets.reshape(-1),
         temperature,
-        _TILE.get(hidden.device.type, _DEVICE_TILE) // rows,
+        elements_of_a_tile // tokens_at_a_time,  # words of the vocabulary in a tile
         softcap,
-        1.0,  # of the logits
-        ("entropy",),
+        1.0,  # the logits' scale
+        ("entropy",),  # what it returns beside the log-probabilities
     )
     return logprobs.view(targets.shape), entropy.detach().view(targets.shape)

@@ -27,20 +27,25 @@ def lost_share(changes: Iterable[tuple[Tensor, Tensor]], dtype: torch.dtype) -> 
 
 @torch.no_grad()
 def merged_weights(model: PeftModel) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield each weight that an adapter changes, before and after merging in float32; the model stays unchanged."""
-    for layer in _adapted(model):
-        weights = [*layer.get_base_layer().parameters(recurse=False)]
+    """Yield each weight that an adapter changes, before and after merging in float32; the model stays unchanged.
+
+    Only one layer is merged at a time, so that a second copy of the whole model is never needed.
+    """
+    for layer in _layers_with_adapters(model):
+        weights = list(layer.get_base_layer().parameters(recurse=False))
         before = [weight.data for weight in weights]
-        _merge(layer)
+        _merge_in_float32(layer)
         after = [weight.data for weight in weights]
-        for weight, own in zip(weights, before, strict=True):
-            weight.data = own
+        # Undo the merging: the old weights again, and PEFT's list of what is merged empty.
+        for weight, old in zip(weights, before, strict=True):
+            weight.data = old
         layer.merged_adapters.clear()
         yield from zip(before, after, strict=True)
-    for layer in model.modules():
-        if isinstance(layer, ModulesToSaveWrapper):  # trained as a whole
-            trained = layer.modules_to_save[layer.active_adapters[0]]
-            yield from zip(layer.original_module.parameters(), trained.parameters(), strict=True)
+    # A module of `modules_to_save` has no adapter: PEFT keeps the original and trains a copy of it as a whole.
+    for module in model.modules():
+        if isinstance(module, ModulesToSaveWrapper):
+            trained = module.modules_to_save[module.active_adapters[0]]
+            yield from zip(module.original_module.parameters(), trained.parameters(), strict=True)
 
 
 @torch.no_grad()
@@ -48,19 +53,23 @@ def merge_adapter(model: PeftModel, dtype: torch.dtype) -> PreTrainedModel:
     """Return the base model with the adapter in its weights; adapted weights that are tied become separate.
 
     Sums are in float32, then rounded to `dtype`. If embedding and head have become different, the config says that they
-    are not tied.
+    are not tied. `model` cannot be used afterwards.
     """
+    # Embedding and head may be one weight. An adapter on one of them must not change the other.
     for layer in tied_layers(model):
         base = layer.get_base_layer()
         base.weight = nn.Parameter(base.weight.clone(), requires_grad=False)
-    for layer in _adapted(model):
-        _merge(layer)
+    # PEFT would add in the weights' own format, in which a small change may vanish.
+    for layer in _layers_with_adapters(model):
+        _merge_in_float32(layer)
         round_to(layer.get_base_layer(), dtype)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="All adapters are already merged")
-        merged = round_to(model.merge_and_unload(), dtype)
+        merged = model.merge_and_unload()  # what is left to do: to take PEFT's layers out
+    round_to(merged, dtype)
     head = merged.get_output_embeddings()
     if head is not None and head.weight is not merged.get_input_embeddings().weight:
+        # If the config said that they are tied, loading the saved model would drop the head.
         for config in (merged.config, merged.config.get_text_config()):
             config.tie_word_embeddings = False
     return merged
@@ -73,15 +82,16 @@ def round_to(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     return model
 
 
-def _adapted(model: PeftModel) -> list[BaseTunerLayer]:
-    return [
-        layer
-        for layer in model.modules()
-        if isinstance(layer, BaseTunerLayer) and hasattr(layer, "merge")
-    ]
+def _layers_with_adapters(model: PeftModel) -> list[BaseTunerLayer]:
+    """Return the layers that PEFT has put in, as far as their adapters can be merged."""
+    layers = []
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer) and hasattr(module, "merge"):
+            layers.append(module)
+    return layers
 
 
-def _merge(layer: BaseTunerLayer) -> None:
+def _merge_in_float32(layer: BaseTunerLayer) -> None:
     """Merge by PEFT's own sum into float32 copies of the layer's weights."""
     for weight in layer.get_base_layer().parameters(recurse=False):
         weight.data = weight.data.to(torch.float32, copy=True)

@@ -19,14 +19,15 @@ def shared_rope_limit(base: PreTrainedModel) -> int | None:
     """
     config = base.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
-    # of all layers, or by kind of layer
-    kinds = [kind for kind in (rope, *rope.values()) if isinstance(kind, dict)]
-    limits = [
-        kind["original_max_position_embeddings"]
-        for kind in kinds
-        if kind.get("rope_type") == "longrope"
-    ]
-    limits += [
-        config.max_position_embeddings for kind in kinds if "dynamic" in kind.get("rope_type", "")
-    ]
+    # A config has one dict of settings for all layers, or a dict of such dicts by kind of layer. In the first case the
+    # values are no dicts, in the second the outer dict has no `rope_type`, so both can be looked through.
+    limits = []
+    for settings in (rope, *rope.values()):
+        if not isinstance(settings, dict):
+            continue
+        kind = settings.get("rope_type", "")
+        if kind == "longrope":
+            limits.append(settings["original_max_position_embeddings"])
+        if "dynamic" in kind:
+            limits.append(config.max_position_embeddings)
     return min(limits, default=None)

@@ -36,10 +36,18 @@ class _LastScore:
 def with_head(
     causal_lm: PreTrainedModel, seed: int, head: Literal["normal", "zero"] = "normal"
 ) -> PreTrainedModel:
-    """Put the backbone of a causal LM under a score head of one output, as a sequence classifier of its family."""
+    """Put the backbone of a causal LM under a score head of one output, as a sequence classifier of its family.
+
+    The weights of the backbone are shared with `causal_lm`, not copied. The head's weights are normal numbers drawn
+    from `seed`, with the standard deviation 0.1 / √hidden size, so that scores are about 0.1 at first; or 0 with
+    `head="zero"`.
+    Raises `InputError` if the family's classifier has a head of another form.
+    """
     config = copy.deepcopy(causal_lm.config)
     config.num_labels = 1
-    config.get_text_config().pad_token_id = config.get_text_config().pad_token_id or 0
+    text_config = config.get_text_config()
+    if text_config.pad_token_id is None:  # transformers wants one; here masks say what is padding
+        text_config.pad_token_id = 0
     ensure_classifier(causal_lm)
     with torch.device("meta"):  # only the shell: the weights are the base's
         model = transformers.AutoModelForSequenceClassification.from_config(
@@ -49,8 +57,9 @@ def with_head(
         raise InputError(
             f"{type(model).__name__}: it has no linear layer `score`: give another base model"
         )
-    setattr(model, model.base_model_prefix, getattr(causal_lm, causal_lm.base_model_prefix))
-    set_levers(model, levers_of_model(causal_lm))
+    backbone = getattr(causal_lm, causal_lm.base_model_prefix)
+    setattr(model, model.base_model_prefix, backbone)
+    set_levers(model, levers_of_model(causal_lm))  # the choices of --fast stay those of the base
     width = causal_lm.get_output_embeddings().weight.shape[1]  # hidden_size, except in OPT-350m
     deviation = 0.1 / width**0.5 if head == "normal" else 0.0
     weight = torch.randn(1, width, generator=torch.Generator().manual_seed(seed)) * deviation
@@ -67,14 +76,25 @@ def check_gives_one_score(source: str, config: PreTrainedConfig) -> None:
 
 
 def ensure_classifier(causal_lm: PreTrainedModel) -> None:
-    """Give a family without a sequence classifier in transformers (Granite) one of the general form."""
-    config = type(causal_lm.config)
-    if config in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+    """Let `AutoModelForSequenceClassification` know a classifier for the family of this causal LM.
+
+    transformers has one for most families. For the others, such as Granite, its general form is made into a class of
+    the family and registered.
+    """
+    config_class = type(causal_lm.config)
+    if config_class in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         return
-    family = next(kind for kind in type(causal_lm).__mro__[1:] if issubclass(kind, PreTrainedModel))
+    # The family's base class, such as GranitePreTrainedModel: the nearest model among the parents of the causal LM.
+    parents = type(causal_lm).__mro__[1:]
+    family = next(parent for parent in parents if issubclass(parent, PreTrainedModel))
     name = type(causal_lm).__name__.removesuffix("ForCausalLM") + "ForSequenceClassification"
-    # In the family's module, where transformers reads what the class can do (mixtures of experts).
-    attributes = {"base_model_prefix": causal_lm.base_model_prefix, "config_class": config}
-    attributes["__module__"] = family.__module__
-    kind = type(name, (_LastScore, GenericForSequenceClassification, family), attributes)
-    transformers.AutoModelForSequenceClassification.register(config, kind, exist_ok=True)
+    attributes = {
+        "base_model_prefix": causal_lm.base_model_prefix,
+        "config_class": config_class,
+        # transformers reads in the family's module what the class can do (mixtures of experts).
+        "__module__": family.__module__,
+    }
+    classifier = type(name, (_LastScore, GenericForSequenceClassification, family), attributes)
+    transformers.AutoModelForSequenceClassification.register(
+        config_class, classifier, exist_ok=True
+    )

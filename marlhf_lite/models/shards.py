@@ -34,7 +34,10 @@ from marlhf_lite.utils.shard_names import METADATA
 
 
 def _classes_of_metadata() -> dict[tuple[str, str], object]:
-    """Return everything that torch's metadata of tensors consist of, by the module and the name in the pickle."""
+    """Return everything that torch's metadata of tensors consist of, by the module and the name in the pickle.
+
+    The reader of metadata builds these classes and calls these functions, and nothing else.
+    """
     classes = {
         ("torch", "Size"): torch.Size,
         ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
@@ -51,7 +54,8 @@ def _classes_of_metadata() -> dict[tuple[str, str], object]:
         metadata._MEM_FORMAT_ENCODING,
     ):
         classes["torch.distributed.checkpoint.metadata", kind.__name__] = kind
-    # The folder in which it was written, as a path of the system that wrote it. Python 3.13 has another module.
+    # Metadata hold the folder in which they were written, as a path of the system that wrote them. A path of another
+    # system cannot be made here, so all become a plain `PurePath`. Python 3.13 has these classes in another module.
     for module in ("pathlib", "pathlib._local"):
         for name in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"):
             classes[module, name] = PurePath
@@ -106,8 +110,13 @@ def read_shards(tensors: Mapping[str, Tensor], folder: Path, no_dist: bool = Fal
 
 @contextmanager
 def torch_reads_no_code() -> Iterator[None]:
-    """Inside this block torch's own reader of shards runs no code either; bytes may hold numbers, texts and lists."""
-    reader, planner = checkpoint.FileSystemReader, DefaultLoadPlanner
+    """Inside this block torch's own reader of shards runs no code either; bytes may hold numbers, texts and lists.
+
+    It replaces two methods of torch's classes for that time: one that would unpickle the metadata of a folder, and one
+    that would unpickle an entry of bytes.
+    """
+    reader = checkpoint.FileSystemReader
+    planner = DefaultLoadPlanner
     read_pickle = reader.read_metadata
     load_pickle = planner.load_bytes
 
@@ -115,6 +124,7 @@ def torch_reads_no_code() -> Iterator[None]:
         return read_metadata(Path(str(self.path)), allows_bytes=True)
 
     def load_plain_values(self, read_item, value) -> None:
+        # As torch's own method does: the planner knows where in the nested state an entry belongs.
         place = self.mappings[read_item.dest_index.fqn]
         set_element(self.original_state_dict, place, torch.load(value, weights_only=True))
 
@@ -167,7 +177,8 @@ class _TensorsOnly(DefaultLoadPlanner):
 def _check_entries(found: Metadata, folder: Path, allows_bytes: bool) -> None:
     """Raise `ValueError` unless metadata describe tensors whose parts fill them and are in files of the folder.
 
-    Types are compared exactly: torch asks `isinstance`, and acts on what a subclass says.
+    Entries of bytes are permitted with `allows_bytes`. Types are compared exactly: torch asks `isinstance`, and acts on
+    what a subclass says, which could be made to harm.
     """
     _require(type(found) is Metadata)
     size_on_disk = sum(file.stat().st_size for file in folder.glob("*.distcp"))
@@ -176,11 +187,14 @@ def _check_entries(found: Metadata, folder: Path, allows_bytes: bool) -> None:
             continue
         _require(type(name) is str and type(entry) is TensorStorageMetadata)
         _require(type(entry.size) is torch.Size and type(entry.properties.dtype) is torch.dtype)
+        # A tensor with gaps would keep whatever memory holds. One larger than all files could not be filled from them,
+        # and its memory would be taken before anybody noticed.
         count = math.prod(entry.size)
         _require(sum(math.prod(chunk.sizes) for chunk in entry.chunks) == count)
         _require(count * entry.properties.dtype.itemsize <= size_on_disk)
     for place in found.storage_data.values():
         _require(type(place) is filesystem._StorageInfo and not place.transform_descriptors)
+        # The path may lead out of the folder, by `..` or by a link.
         file = folder / place.relative_path
         _require(file.resolve().parent == folder.resolve())
 

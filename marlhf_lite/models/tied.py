@@ -10,10 +10,14 @@ LARGEST_LOSS = 0.05  # largest share of the policy's change that rounding or mer
 
 def tied_layers(model: nn.Module) -> list[LoraLayer]:
     """Return the LoRA layers whose weight another module also uses, as embedding and head do."""
-    users = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
-    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
-    return [
-        layer
-        for layer in layers
-        if any(users[id(p)] > 1 for p in layer.get_base_layer().parameters())
-    ]
+    users_of_weight = Counter()
+    for module in model.modules():
+        for weight in module.parameters(recurse=False):
+            users_of_weight[id(weight)] += 1
+    tied = []
+    for module in model.modules():
+        if not isinstance(module, LoraLayer):
+            continue
+        if any(users_of_weight[id(weight)] > 1 for weight in module.get_base_layer().parameters()):
+            tied.append(module)
+    return tied

@@ -30,44 +30,62 @@ def last_states(
     *,
     levers: frozenset[str],
 ) -> Tensor:
-    """The backbone's states [B, kept, H] at the last `kept` columns of rows [B, L], which may be padded on both sides.
+    """Return the states [B, kept, H] at the last `kept` columns of rows [B, L], which may be padded on both sides.
 
-    States at padding are arbitrary. Without `last_layer` among the levers it is one plain pass of all layers.
+    States at padding are arbitrary. `levers` are the choices of --fast: without `last_layer` among them, and for other
+    families, it is one plain pass of all layers.
     """
-    width, columns = tokens.shape[1], torch.arange(tokens.shape[1], device=tokens.device)
+    # 1. Where each row's tokens begin, and how many columns the longest row has once padding on the left is gone.
+    width = tokens.shape[1]
+    columns = torch.arange(width, device=tokens.device)
     starts = attention_mask.argmax(1)
-    latest, used = _most(starts, (columns * attention_mask).amax(1) + 1 - starts)
-    first = width - kept - latest  # column of the aligned rows, the first that is read
-    is_taken = "last_layer" in levers and has_plain_last_layer(backbone)
-    if first < 0 or not is_taken:
-        inputs = {"attention_mask": attention_mask, "position_ids": position_ids(attention_mask)}
-        return backbone(input_ids=tokens, **inputs, use_cache=False).last_hidden_state[:, -kept:]
-    aligned = tokens.gather(1, (columns[:used] + starts[:, None]).clamp(max=width - 1))
-    with _last_layer_at(backbone.layers[-1], used - first) if first else nullcontext():
-        # layers that run twice take none
+    ends = (columns * attention_mask).amax(1) + 1
+    latest_start, longest = _largest_of_each(starts, ends - starts)
+
+    # 2. The first column that is read, if the row that begins last moves left. It is below 0 if that row begins inside
+    #    the columns to return, so that its states there would be missing.
+    first_read = width - kept - latest_start
+    may_shorten = "last_layer" in levers and has_plain_last_layer(backbone)
+    if first_read < 0 or not may_shorten:
+        output = backbone(
+            input_ids=tokens,
+            attention_mask=attention_mask,
+            position_ids=position_ids(attention_mask),
+            use_cache=False,
+        )
+        return output.last_hidden_state[:, -kept:]
+
+    # 3. Move the rows left and run all layers, the last one only from `first_read` on.
+    aligned = tokens.gather(1, (columns[:longest] + starts[:, None]).clamp(max=width - 1))
+    skips_columns = first_read > 0
+    last_layer = backbone.layers[-1]
+    with _last_layer_at(last_layer, longest - first_read) if skips_columns else nullcontext():
+        # Layers that are computed again in the backward pass take no cache.
         cache = None if backbone.gradient_checkpointing else _Before()
-        states = backbone(
-            input_ids=aligned, past_key_values=cache, use_cache=False
-        ).last_hidden_state
-    if not latest and used == width:  # no row has moved
+        output = backbone(input_ids=aligned, past_key_values=cache, use_cache=False)
+    states = output.last_hidden_state
+
+    # 4. Move the states back to the columns of `tokens`.
+    no_row_has_moved = latest_start == 0 and longest == width
+    if no_row_has_moved:
         return states
-    read = (columns[-kept:] - starts[:, None] - first).clamp(max=states.shape[1] - 1)
+    read = (columns[-kept:] - starts[:, None] - first_read).clamp(max=states.shape[1] - 1)
     return states.gather(1, read[..., None].expand(-1, -1, states.shape[-1]))
 
 
-def _most(*numbers: Tensor) -> list[int]:
-    """The largest of each, by one wait for the device."""
-    return torch.stack([x.max() for x in numbers]).tolist()
+def _largest_of_each(*tensors: Tensor) -> list[int]:
+    """Return the largest number of each tensor; they come together, so that the CPU waits only once for the GPU."""
+    return torch.stack([tensor.max() for tensor in tensors]).tolist()
 
 
 def has_plain_last_layer(backbone: nn.Module) -> bool:
-    """Return whether the last layer can run at few positions."""
-    known = backbone.config.model_type in PLAIN_LAYERS and type(backbone).__module__.startswith(
-        "transformers.models."
-    )
-    if not known or backbone.config._attn_implementation not in ("sdpa", "eager"):
+    """Return whether the last layer can run at few positions: a known family's, as transformers wrote it."""
+    is_of_transformers = type(backbone).__module__.startswith("transformers.models.")
+    if backbone.config.model_type not in PLAIN_LAYERS or not is_of_transformers:
         return False
-    return "forward" not in vars(backbone.layers[-1])
+    if backbone.config._attn_implementation not in ("sdpa", "eager"):  # others take no such mask
+        return False
+    return "forward" not in vars(backbone.layers[-1])  # somebody has replaced it
 
 
 class _Before(Cache):
@@ -76,49 +94,67 @@ class _Before(Cache):
     Without a cache transformers would look for rows that are packed into one, and wait for the device.
     """
 
-    def __init__(self, *before: Tensor):
+    def __init__(self, keys: Tensor | None = None, values: Tensor | None = None):
         super().__init__(layers=[])
-        self.before = before
+        self.keys = keys
+        self.values = values
 
     def update(self, keys: Tensor, values: Tensor, *_, **__) -> tuple[Tensor, Tensor]:
-        if not self.before:
+        if self.keys is None or self.values is None:
             return keys, values
-        return torch.cat([self.before[0], keys], 2), torch.cat([self.before[1], values], 2)
+        return torch.cat([self.keys, keys], 2), torch.cat([self.values, values], 2)
 
 
 @contextmanager
 def _last_layer_at(layer: nn.Module, kept: int) -> Iterator[None]:
     """Inside this block the layer returns its states [B, kept, H] at the last `kept` positions.
 
-    Checkpointing leaves it out: the backward pass begins with it, so nothing else is kept while it would be recomputed.
+    Of the positions before it computes only keys and values, which the kept ones attend to. Checkpointing leaves the
+    layer out: the backward pass begins with it, so nothing else is kept while it would be recomputed.
     """
-    plain, recomputes = layer.forward, layer.gradient_checkpointing
+    plain_forward = layer.forward
+    recomputes = layer.gradient_checkpointing
 
     def forward(
-        hidden: Tensor, position_embeddings=None, attention_mask=None, position_ids=None, **more
+        hidden: Tensor,
+        position_embeddings=None,
+        attention_mask=None,
+        position_ids=None,
+        **other_arguments,
     ) -> Tensor:
-        (rows, length), attention = hidden.shape[:2], layer.self_attn
-        skip, (cos, sin) = length - kept, position_embeddings
-        read = layer.input_layernorm(hidden[:, :skip])
-        shape = (rows, skip, -1, attention.head_dim)
-        keys, values = (
-            part(read).view(shape).transpose(1, 2) for part in (attention.k_proj, attention.v_proj)
-        )
-        if attention_mask is None:  # the kernel's own causal mask begins at the first key
-            attention_mask = torch.ones(
-                1, 1, length, length, dtype=torch.bool, device=read.device
-            ).tril()
-        attention_mask = attention_mask[:, :, skip:]
-        first, second = keys.chunk(2, -1)
-        keys = keys * cos[:, None, :skip] + torch.cat([-second, first], -1) * sin[:, None, :skip]
-        more["past_key_values"] = _Before(keys, values)
-        at = {
-            "position_embeddings": (cos[:, skip:], sin[:, skip:]),
-            "position_ids": position_ids[:, skip:],
-        }
-        return plain(hidden[:, skip:], attention_mask=attention_mask, **at, **more)
+        rows, length = hidden.shape[:2]
+        skip = length - kept
+        cos, sin = position_embeddings
+        attention = layer.self_attn
 
-    layer.forward, layer.gradient_checkpointing = forward, False
+        # 1. Keys and values of the positions that are skipped [B, heads, skip, head_dim], as the layer makes them.
+        normed = layer.input_layernorm(hidden[:, :skip])
+        shape = (rows, skip, -1, attention.head_dim)
+        keys = attention.k_proj(normed).view(shape).transpose(1, 2)
+        values = attention.v_proj(normed).view(shape).transpose(1, 2)
+        # Rotary embeddings, as these families have them: k cos + rotate_half(k) sin.
+        first_half, second_half = keys.chunk(2, -1)
+        rotated = torch.cat([-second_half, first_half], -1)
+        keys = keys * cos[:, None, :skip] + rotated * sin[:, None, :skip]
+
+        # 2. The rows of the causal mask for the kept positions. Without a mask the kernel would make its own, in which
+        #    the first kept position attends to the first key alone.
+        if attention_mask is None:
+            ones = torch.ones(1, 1, length, length, dtype=torch.bool, device=hidden.device)
+            attention_mask = ones.tril()
+
+        # 3. The plain layer at the kept positions; it finds the other keys and values in the place of a cache.
+        other_arguments["past_key_values"] = _Before(keys, values)
+        return plain_forward(
+            hidden[:, skip:],
+            attention_mask=attention_mask[:, :, skip:],
+            position_embeddings=(cos[:, skip:], sin[:, skip:]),
+            position_ids=position_ids[:, skip:],
+            **other_arguments,
+        )
+
+    layer.forward = forward
+    layer.gradient_checkpointing = False
     try:
         yield
     finally:

@@ -26,15 +26,23 @@ class _MergedLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
+        """Return the gradients of `forward`'s arguments; `grad` is that of y, and None means that one is not needed.
+
+        With G the gradient of y and s the scale they are x: G (W + s B A); A: s (G B)ᵀ x; B: s Gᵀ (x Aᵀ).
+        """
         x, weight, A, B = ctx.saved_tensors
-        flat_grad, flat_x = grad.flatten(0, -2), x.flatten(0, -2)
+        flat_grad = grad.flatten(0, -2)  # [tokens, out]
+        flat_x = x.flatten(0, -2)  # [tokens, in]
+        needs_x, _, _, needs_A, needs_B, _ = ctx.needs_input_grad
         grad_x = grad_A = grad_B = None
-        if ctx.needs_input_grad[0]:
-            grad_x = grad @ torch.addmm(weight, B, A, alpha=ctx.scale)
-        if ctx.needs_input_grad[3]:
+        if needs_x:
+            merged = torch.addmm(weight, B, A, alpha=ctx.scale)
+            grad_x = grad @ merged
+        if needs_A:
             grad_A = ((flat_grad @ B).T @ flat_x).mul_(ctx.scale)
-        if ctx.needs_input_grad[4]:
+        if needs_B:
             grad_B = (flat_grad.T @ (flat_x @ A.T)).mul_(ctx.scale)
+        # In the order of x, weight, bias, A, B, scale. The weight, the bias and the scale do not train.
         return grad_x, None, None, grad_A, grad_B, None
 
 
@@ -49,10 +57,11 @@ class _AddedLinear(torch.autograd.Function):
     def forward(
         ctx, x: Tensor, weight: Tensor, bias: Tensor | None, A: Tensor, B: Tensor, scale: float
     ) -> Tensor:
-        low_A, low_B = A.to(x.dtype), B.to(x.dtype)
+        low_A = A.to(x.dtype)
+        low_B = B.to(x.dtype)
         y = nn.functional.linear(x, weight, bias)
-        inner = x.flatten(0, -2) @ low_A.T
-        y.view(-1, y.shape[-1]).addmm_(inner, low_B.T, alpha=scale)
+        inner = x.flatten(0, -2) @ low_A.T  # x Aᵀ [tokens, rank]
+        y.view(-1, y.shape[-1]).addmm_(inner, low_B.T, alpha=scale)  # into y, without a copy of it
         ctx.save_for_backward(x, weight, low_A, low_B, inner)
         ctx.scale = scale
         return y
@@ -60,23 +69,32 @@ class _AddedLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
+        """Return the gradients of `forward`'s arguments; `grad` is that of y, and None means that one is not needed.
+
+        With G the gradient of y and s the scale they are x: G W + s (G B) A; A: s (G B)ᵀ x; B: s Gᵀ (x Aᵀ).
+        """
         x, weight, low_A, low_B, inner = ctx.saved_tensors
-        flat = grad.flatten(0, -2)
-        grad_inner, grad_x, grad_A, grad_B = flat @ low_B, None, None, None
-        if ctx.needs_input_grad[0]:
+        flat_grad = grad.flatten(0, -2)  # [tokens, out]
+        flat_x = x.flatten(0, -2)  # [tokens, in]
+        grad_inner = flat_grad @ low_B  # G B [tokens, rank]
+        needs_x, _, _, needs_A, needs_B, _ = ctx.needs_input_grad
+        grad_x = grad_A = grad_B = None
+        if needs_x:
             grad_x = grad @ weight
             grad_x.view(-1, grad_x.shape[-1]).addmm_(grad_inner, low_A, alpha=ctx.scale)
-        if ctx.needs_input_grad[3]:
-            grad_A = _sum_over_tokens(grad_inner, x.flatten(0, -2)).mul_(ctx.scale)
-        if ctx.needs_input_grad[4]:
-            grad_B = _sum_over_tokens(flat, inner).mul_(ctx.scale)
+        if needs_A:
+            grad_A = _sum_over_tokens(grad_inner, flat_x).mul_(ctx.scale)
+        if needs_B:
+            grad_B = _sum_over_tokens(flat_grad, inner).mul_(ctx.scale)
+        # In the order of x, weight, bias, A, B, scale. The weight, the bias and the scale do not train.
         return grad_x, None, None, grad_A, grad_B, None
 
 
 def _sum_over_tokens(left: Tensor, right: Tensor) -> Tensor:
     """[m, n] in float32 from [N, m] and [N, n]; a sum over many tokens may be more than float16 holds."""
     if left.dtype == torch.float16:
-        left, right = left.float(), right.float()
+        left = left.float()
+        right = right.float()
     return (left.T @ right).float()
 
 
@@ -88,30 +106,40 @@ class MergedLoraLinear(lora.Linear):
     """
 
     def forward(self, x: Tensor, *args, **kwargs) -> Tensor:
-        if args or kwargs or not (way := self._way(x)):
+        has_other_arguments = bool(args or kwargs)  # such as names of adapters for each row
+        way = WAYS.get(x.dtype)
+        if way is None or has_other_arguments or not self._computes_plain_lora(x):
             return super().forward(x, *args, **kwargs)
-        base, name = self.base_layer, self.active_adapters[0]
-        A, B = self.lora_A[name].weight, self.lora_B[name].weight
+        base = self.base_layer
+        name = self.active_adapters[0]
+        A = self.lora_A[name].weight
+        B = self.lora_B[name].weight
+        # A function of autograd takes no keywords: x, weight, bias, A, B, scale.
         return way.apply(x, base.weight, base.bias, A, B, self.scaling[name])
 
-    def _way(self, x: Tensor) -> type[torch.autograd.Function] | None:
+    def _computes_plain_lora(self, x: Tensor) -> bool:
+        """Return whether PEFT would compute x Wᵀ + b + s (x Aᵀ) Bᵀ for `x`, with one adapter in float32 and no more."""
         names = self.active_adapters
         if self.disable_adapters or self.merged or len(names) != 1 or names[0] not in self.lora_A:
-            return None
-        A, dropout, weight = (
-            self.lora_A[names[0]],
-            self.lora_dropout[names[0]],
-            self.base_layer.weight,
-        )
-        plain = type(self.base_layer) is nn.Linear and type(A) is nn.Linear
-        plain = plain and names[0] not in self.lora_variant
-        exact = x.dtype == weight.dtype and A.weight.dtype == torch.float32
-        no_noise = isinstance(dropout, nn.Identity) or not self.training
-        own = not self.lora_bias[names[0]] and not torch.is_autocast_enabled(x.device.type)
-        return WAYS.get(x.dtype) if plain and exact and no_noise and own else None
+            return False
+        name = names[0]
+        A = self.lora_A[name]
+        is_linear = type(self.base_layer) is nn.Linear and type(A) is nn.Linear
+        is_variant = name in self.lora_variant  # such as DoRA, which also scales the weight
+        has_no_casts = x.dtype == self.base_layer.weight.dtype and A.weight.dtype == torch.float32
+        has_dropout = self.training and not isinstance(self.lora_dropout[name], nn.Identity)
+        has_bias = self.lora_bias[name]  # a bias of B
+        casts_by_itself = torch.is_autocast_enabled(x.device.type)
+        is_plain = is_linear and not is_variant and has_no_casts
+        return is_plain and not (has_dropout or has_bias or casts_by_itself)
 
 
-WAYS = {torch.float32: _MergedLinear, torch.bfloat16: _AddedLinear, torch.float16: _AddedLinear}
+# The format of x and of the base's weights -> the function that computes a layer.
+WAYS = {
+    torch.float32: _MergedLinear,
+    torch.bfloat16: _AddedLinear,
+    torch.float16: _AddedLinear,
+}
 
 
 def use_merged_forward(model: nn.Module) -> nn.Module:
