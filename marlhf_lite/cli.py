@@ -64,11 +64,12 @@ def _exit_code_after_flush(code: int) -> int:
     try:
         print(end="", flush=True)
     except OSError as error:
-        # Python writes once more when it ends
+        # Python writes what is left once more when it ends: to nowhere, so that this fault is not told twice.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not code:
-            print(f"marlhf: error: {disk_fault(error) or one_line(error)}", file=sys.stderr)
-        return code or 2
+        if code:  # the command has told of another fault already
+            return code
+        print(f"marlhf: error: {disk_fault(error) or one_line(error)}", file=sys.stderr)
+        return 2
     return code
 
 
@@ -83,7 +84,10 @@ def _run_and_report(argv: Sequence[str]) -> int:
         print(f"\nmarlhf: interrupted{_notes_of(stop)}", file=sys.stderr)
         return 130
     except Exception as error:
-        fault = str(error) if isinstance(error, InputError) else disk_fault(error)
+        if isinstance(error, InputError):
+            fault = str(error)
+        else:
+            fault = disk_fault(error)  # "" if the error is not one of a full or missing disk
         if not fault:
             raise
         for line in printable(fault + _notes_of(error)).splitlines():
@@ -128,6 +132,7 @@ def run_command(name: str, kind: type[commands.Checked], words: Sequence[str]) -
     """Read the options, then do the work. An error that stops a run gets a note that tells how to resume."""
     check_encoding(words)
     prepare_surroundings()
+    # `marlhf data FILE` is short for `marlhf data --dataset FILE`.
     if kind is commands.DataCommand and words and not words[0].startswith("-"):
         words = ["--dataset", *words]
     options, presets = parse_and_name_presets(name, words, kind)
@@ -143,9 +148,10 @@ def run_command(name: str, kind: type[commands.Checked], words: Sequence[str]) -
             run_stages(options, presets)
         elif name in OTHERS:
             OTHERS[name](options)
-        else:
+        else:  # a command that another package has added
             options.run()
     except (Exception, KeyboardInterrupt) as error:
+        # An `InputError` says itself what to do.
         how_to_resume = _how_to_resume(name, options)
         if how_to_resume and not isinstance(error, InputError):
             error.add_note(how_to_resume)
@@ -154,14 +160,14 @@ def run_command(name: str, kind: type[commands.Checked], words: Sequence[str]) -
 
 def _how_to_resume(name: str, options: commands.Checked) -> str:
     """Return how an interrupted command goes on; empty if nothing of it is kept."""
-    # these leave no run, and need no option to resume
+    # `judge`, and commands of other packages that say so, leave no run and continue without an option.
     if name == "judge" or getattr(options, "resumes", False):
         return "what is done so far is kept: the same command continues"
     folder = Path(getattr(options, "output_dir", ""))
     if not (isinstance(options, commands.StageCommand) and is_run(folder)):
         return ""
     words = f"marlhf {name} --resume {shlex.quote(str(folder))}"
-    # a run does not pass them on: `config.parser.check_code_is_named_anew`
+    # Names of a user's code must be typed again: a run's folder, which may come from somebody else, passes none on.
     code = names_of_code(vars(options))
     if code:
         words += f" {as_words(code)}"
@@ -171,7 +177,7 @@ def _how_to_resume(name: str, options: commands.Checked) -> str:
 def print_presets(names: Sequence[str]) -> None:
     """Print the presets of these names, or a list of all."""
     if names and names[0] in ("-h", "--help"):
-        names = []
+        names = []  # so that the list follows
         print(f"{PRESETS}\n\nexample: marlhf presets gemma-2b/tldr\n")
     files = [preset_file(name, f"marlhf presets {name}") for name in names]
     if not files:
@@ -206,52 +212,74 @@ def _open_and_announce(options: commands.StageCommand, presets: Sequence[str], l
 
 
 def run_demo(options: commands.DemoCommand, presets: Sequence[str], words: Sequence[str]) -> None:
-    """Play the first act in a folder of the run, then the run itself; skip that act if the words name data or models.
+    """Run the demo in two acts: a game with an umbrella, in a folder of the run, and then the run itself.
 
-    A resumed run has a first act if that folder is there. With ACT=1 in the environment the demo stops after it, and
-    `--resume` starts the second act.
+    `options` and `presets` are what the `words` on the command line gave. The first act is skipped if the words name
+    data or models of the user's own, and in a resumed run that has none. With ACT=1 in the environment the demo stops
+    after the first act, and `--resume` starts the second one.
     """
     named = options_that_are_given("demo", words, commands.DemoCommand)
-    is_own = {"dataset", "model", "part", "environment", "reward", "sft", "rm"} & named.keys()
-    has_first = (Path(options.resume) / "umbrella").is_dir() if options.resume else not is_own
-    if not has_first:
+    if options.resume:
+        has_first_act = (Path(options.resume) / "umbrella").is_dir()
+    else:
+        options_of_own = {"dataset", "model", "part", "environment", "reward", "sft", "rm"}
+        has_first_act = not options_of_own & named.keys()
+    if not has_first_act:
         return run_stages(options, presets)
 
-    def begin(act: str, folder: str | Path) -> list[str]:
-        preset = ",".join(filter(None, [f"demo/{act}", named.get("preset")]))
+    def words_of_act(act: str, folder: str | Path) -> list[str]:
+        """Return the user's words with the preset of an act, and a folder to begin in. Of an option the last counts."""
+        preset = f"demo/{act}"
+        if named.get("preset"):
+            preset += f",{named['preset']}"
         return [*words, "--resume", "", "--preset", preset, "--output_dir", str(folder)]
 
     if not options.resume:
-        options, presets = parse_and_name_presets(
-            "demo", begin("summaries", options.output_dir), commands.DemoCommand
-        )
+        of_second_act = words_of_act("summaries", options.output_dir)
+        options, presets = parse_and_name_presets("demo", of_second_act, commands.DemoCommand)
     with RunLock() as lock:
-        with redirect_stdout(io.StringIO()) as start:  # printed when the second act begins
+        # 1. The run of the second act is opened first: what it checks is refused before anything is played. What it
+        # prints is kept until that act begins.
+        with redirect_stdout(io.StringIO()) as start_of_second_act:
             opened = _open_and_announce(options, presets, lock)
         from marlhf_lite.experiments import pipeline
         from marlhf_lite.experiments.context import print_main
 
-        first = opened.path / "umbrella"
-        first.mkdir(exist_ok=True)
-        asked = ["--resume", str(first)] if is_run(first) else begin("umbrella", first)
+        # 2. The first act, or what is left of it.
+        folder = opened.path / "umbrella"
+        folder.mkdir(exist_ok=True)
+        if is_run(folder):
+            of_first_act = ["--resume", str(folder)]
+        else:
+            of_first_act = words_of_act("umbrella", folder)
         print_main(f"\n{TEXTS['first act']}")
-        run_stages(*parse_and_name_presets("demo", asked, commands.FirstAct))
-        print_main(TEXTS["after first"].format(folder=first))
+        run_stages(*parse_and_name_presets("demo", of_first_act, commands.FirstAct))
+        print_main(TEXTS["after first"].format(folder=folder))
         if os.environ.get("ACT") == "1":
             return
-        print_main(f"\n{TEXTS['second act']}\n{start.getvalue()}")
+
+        # 3. The second act.
+        print_main(f"\n{TEXTS['second act']}\n{start_of_second_act.getvalue()}")
         with vanished_run_named(opened.path):
             pipeline.run_command(opened)
         print_main(TEXTS["after second"].format(folder=opened.path))
 
 
 def preset_lines(options: commands.StageCommand, presets: Sequence[str]) -> list[str]:
-    """Return lines about the presets: their names, and what a model that is not embedded has from `pretrained`."""
-    lines = [f"presets: {', '.join(presets)}"] if presets else []
-    values = read_presets("pretrained", "--model") if "pretrained" in presets else {}
-    taken = [f"{name} {x}" for name, x in values.items() if getattr(options, name, None) == x]
+    """Return lines about the presets of a run: their names, and the values that it has from the preset `pretrained`.
+
+    A model that is not embedded gets that preset by itself, so its values are shown, unless the user has given others.
+    """
+    lines = []
+    if presets:
+        lines.append(f"presets: {', '.join(presets)}")
+    if "pretrained" not in presets:
+        return lines
+    values = read_presets("pretrained", "--model")
+    taken = {name: x for name, x in values.items() if getattr(options, name, None) == x}
     if taken:
-        lines.append(f"{options.model}: by the preset pretrained: {', '.join(taken)}")
+        shown = ", ".join(f"{name} {x}" for name, x in taken.items())
+        lines.append(f"{options.model}: by the preset pretrained: {shown}")
     if options.finetune == "full" and any("learning_rate" in name for name in taken):
         lines.append(
             "these rates are for adapters and too high for --finetune full: give lower ones"
@@ -268,14 +296,14 @@ def _compare(options: commands.CompareCommand) -> None:
         raise InputError("--answers: not given: name runs of `marlhf evaluate`, comma-separated")
     rows = compare(paths, options.baseline)
     print(comparison_table(rows))
-    few = few_prompts(rows[0]["prompts"])
-    print(f"\n{comparison_note(rows)}{few}")
+    note_on_few_prompts = few_prompts(rows[0]["prompts"])  # all rows are of the same prompts
+    print(f"\n{comparison_note(rows)}{note_on_few_prompts}")
 
 
 def _judge(options: commands.JudgeCommand) -> None:
     from marlhf_lite.extras.judges.judges import run_judge
 
-    # an endpoint is paid once, whatever the number of processes
+    # An endpoint is paid once, whatever the number of processes: RANK is this process's number.
     if os.environ.get("RANK", "0") == "0":
         run_judge(options)
 
@@ -324,11 +352,12 @@ def _generate(options: commands.GenerateCommand) -> None:
 def _export(options: commands.ExportCommand) -> None:
     if not options.output_dir:
         raise InputError("--output_dir: not given: name a new folder for the model")
-    policy, folder = resolve_adapter_dir("policy", options.policy), Path(options.output_dir)
-    check_output_dir(folder)
+    policy = resolve_adapter_dir("policy", options.policy)
+    output = Path(options.output_dir)
+    check_output_dir(output)
     from marlhf_lite.experiments.export import export_policy
 
-    export_policy(options, policy, folder)
+    export_policy(options, policy, output)
 
 
 # Commands that leave no run -> what they do with their options.

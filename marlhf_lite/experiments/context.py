@@ -88,7 +88,9 @@ class RunContext(Generic[Options]):
     run: RunFolder
     task: Task
     tokenizer: object
-    load: Callable[[], PreTrainedModel]  # returns the same base model at every call
+    load: Callable[
+        [], PreTrainedModel
+    ]  # loads the base model at the first call, and returns it at every call
     inputs: Inputs = field(default_factory=Inputs)
     reward: FunctionReward | EnvironmentReward | None = None  # None: the reward model
     # Of each of the command's `methods`.
@@ -154,6 +156,7 @@ def open_context(
     start_processes()
     # All processes take the main one's folder: its default name contains the time, and clocks differ.
     path = Path(broadcast_object_list([options.output_dir])[0])
+    # An evaluation in a folder that has one continues it: what is answered already is used again.
     reopens = bool(options.resume) or (options.is_evaluation and is_run(path))
     plan = PlannedRun(options, path, inputs or Inputs(), lock, reopens)
 
@@ -373,12 +376,13 @@ def check_resumed_updates(plan: PlannedRun) -> None:
         prompts = len(plan.task.splits["ppo"])
         total_updates[stage_folder(name)] = count_updates(method, prompts, PartialState())
     for stage in options.stages:
-        if stage in ("rloo", "grpo"):
+        if stage in ("rloo", "grpo"):  # TRL turns passes over the prompts into updates
             total_updates[stage] = None if options.prompt_epochs else options.updates
         elif stage == "dpo":  # its epochs cannot be changed
             total_updates[stage] = None
     for folder, total in total_updates.items():
         checkpoints = plan.path / folder / "checkpoints"
+        # Without a checkpoint a stage begins again, which only `--at` forbids.
         if at is not None or updates_with_checkpoint(checkpoints):
             update_to_resume(checkpoints, at, total_updates=total)
 
@@ -426,23 +430,32 @@ def make_manifest(plan: PlannedRun) -> None:
     """Make the run's manifest, compared with its earlier one and with those of earlier runs, and notes on it."""
     options = plan.options
     contents = contents_of(options, plan.inputs, plan.tokenizer.chat_template, plan.task)
-    changed = []
+
+    # 1. Differences to the run's own manifest, if it is opened again. An evaluation accepts them: it trains nothing,
+    # and answers again what has changed.
+    changed_in_own_run = []
     if plan.own_run:
         accepts = options.accept_changed or options.is_evaluation
-        changed = check_contents(plan.own_run, contents, accepts)
-    accepted = []
-    if not plan.own_run or options.is_evaluation:  # else the run's own manifest has them
+        changed_in_own_run = check_contents(plan.own_run, contents, accepts)
+
+    # 2. Differences to the runs that the models come from. A training run that is opened again has compared these when
+    # it began, and its own manifest has what was accepted.
+    changed_since_earlier_runs = []
+    if not plan.own_run or options.is_evaluation:
         for run in plan.earlier_runs:
-            accepted += check_earlier(run, options, contents, options.accept_changed)
+            changed_since_earlier_runs += check_earlier(
+                run, options, contents, options.accept_changed
+            )
+
     plan.manifest = {
         "command": command_of(options),
         "date": plan.date,
         "contents": contents,
-        "accepted": accepted + changed,
+        "accepted": changed_since_earlier_runs + changed_in_own_run,
     }
     plan.notes_on_changes = []
     if options.is_evaluation:
-        for entry in changed:
+        for entry in changed_in_own_run:
             what = f"{entry['what']} has other content than in {entry['run']}"
             plan.notes_on_changes.append(f"{what}: answers are sampled again")
 
@@ -465,7 +478,9 @@ def _begin(plan: PlannedRun) -> RunContext:
         _lock_in_main_process(plan.lock, plan.path)
     folder = open_run(plan.path, asdict(options), resume=plan.reopens, manifest=plan.manifest)
     if PartialState().is_main_process:
-        if options.stages:
+        if (
+            options.stages
+        ):  # the run's record also tells how adapters and the last layer were computed
             versions = folder.config.get("versions", {}) | ways(plan.load_base(), options)
             folder.update_config({"versions": versions})
         write_json(folder.path / "data.json", _counts(plan.task))
@@ -502,9 +517,9 @@ def _lock_in_main_process(lock: RunLock, path: Path) -> None:
 def _answers_that_stages_read(options: StageCommand, inputs: Inputs) -> dict[str, tuple[str, ...]]:
     """Return the columns of answers that the command's own stages read, by part of the data."""
     columns = {}
-    if "sft" in options.stages and not inputs.sft:
+    if "sft" in options.stages and not inputs.sft:  # --sft gives a model that is trained already
         columns["sft"] = ("chosen",)
-    # A whole run trains a reward model if there are pairs, whatever its reward.
+    # A whole run trains a reward model if there are pairs, also if its reward is another one: it judges the answers.
     trains_judge = options.is_whole_run and options.judges_with_rm and not inputs.rm
     if trains_judge or _needs_pairs(options, inputs):
         columns["rm"] = ("chosen", "rejected")
@@ -518,17 +533,17 @@ def _needs_pairs(options: StageCommand, inputs: Inputs) -> bool:
 
 def _counts(task: Task) -> dict[str, int]:
     """Return how many rows the data have, and how many different prompts are held out."""
-    different = task.held_out(len(task.splits["test"]))
-    return task.counts | {"test_prompts": len(different)}
+    different_prompts = task.held_out(len(task.splits["test"]))
+    return task.counts | {"test_prompts": len(different_prompts)}
 
 
 def _print_start(options: StageCommand, inputs: Inputs, task: Task) -> None:
     """Print the model and data that an earlier run decided, and how the rows were read."""
-    # the first option that names a model decides model and data
+    # The first option that names a model decides model and data, so they are shown as those of its run.
     options_with_models = [name for name in ("sft", "rm", "policies") if getattr(inputs, name)]
     if options_with_models:
-        had = f"--model {options.model}; data: --dataset {task.name}"
-        print_main(f"as --{options_with_models[0]} has it: {had}")
+        model_and_data = f"--model {options.model}; data: --dataset {task.name}"
+        print_main(f"as --{options_with_models[0]} has it: {model_and_data}")
     shape = f" (read as {task.shape})" if task.shape else ""
     parts, dropped = describe_rows(task)
     print_main(f"{task.name}{shape}: {parts}; dropped: {dropped}")
@@ -553,7 +568,7 @@ def _notes_on_options(
         if unfinished:
             yield unfinished
     for folder in inputs.folders:
-        if run_of(folder):  # folders of runs are checked before
+        if run_of(folder):  # the manifest of its run has compared the base already
             continue
         base = other_base(folder, options.model)
         if base:
@@ -578,10 +593,11 @@ def open_run(
     if state.is_main_process and resume:
         _update_run(RunFolder.open(path), config, manifest or {})
     elif state.is_main_process:
-        started = config | {"resume": "", "accept_changed": False}
-        if "at" in started:
-            started["at"] = None
-        RunFolder.create(path, started, manifest)
+        # What a command does once does not belong to the options that a resumed run takes over.
+        options_to_keep = config | {"resume": "", "accept_changed": False}
+        if "at" in options_to_keep:
+            options_to_keep["at"] = None
+        RunFolder.create(path, options_to_keep, manifest)
     state.wait_for_everyone()
     return RunFolder.open(path)
 

@@ -29,7 +29,18 @@ from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import read_json
 from marlhf_lite.utils.run_folder import RunFolder
 
-LOADED = ("size", "bad_rows", "template", "part", "dataset_config", "data_dir", "split", "columns")
+# Options that `load_task` takes by these names.
+OPTIONS_OF_ROWS = (
+    "size",
+    "bad_rows",
+    "template",
+    "part",
+    "dataset_config",
+    "data_dir",
+    "split",
+    "columns",
+)
+ANSWER_COLUMNS = COLUMNS[1:]  # chosen and rejected
 FEW_CUT = 0.05  # the share of answers that a longer limit, which is offered, would still cut
 NO_LIMIT = 10**9
 MOST_FILES = 8  # files that a report names; of more it gives the sum
@@ -45,22 +56,30 @@ def read_task(
     date: str = "",
     found: Found | None = None,
 ) -> tuple[Task, list[str]]:
-    """Return the data, with unit tests if they may judge programs, and notes on how the data are read.
+    """Return the data of a command as a `Task`, and notes on how they are read.
 
-    The tokenizer is set up for chats. If none of `runs` (the runs of the stage's models) has read this file, it is the
-    stage's own, and the stage takes all its training rows. `row_columns` are what the user's functions take of a row,
-    `date` is the date that a chat template sees as today, and `found` are the rows, if they have been found already.
+    Args:
+        runs: the runs that the command's models come from. If none of them has read this file, the file is for this
+            stage alone, which then takes all training rows.
+        row_columns: what the user's functions take of a row.
+        date: the date that a chat template sees as today.
+        found: the rows, if they have been found already.
+
+    If a chat template writes the prompts, the tokenizer is set up for chats. Rows with unit tests get what runs them,
+    if the command may judge programs.
     """
     chat = chat_writer(tokenizer, options.chat_template, date)
-    source = {name: getattr(options, name) for name in LOADED}
+    source = {name: getattr(options, name) for name in OPTIONS_OF_ROWS}
     task = load_task(options.dataset, **source, chat=chat, row_columns=row_columns, found=found)
+    # Before rows move between parts, so that the manifests of all stages have the same digest of the same file.
     task = replace(task, digests=rows_digests(task))
     if task.chats:
         expect_chats(tokenizer)
     part_with_all_rows = _part_that_takes_all_rows(options, runs, task)
     if part_with_all_rows:
         task = for_one_stage(task, part_with_all_rows)
-    if options.runs_programs and any("tests" in rows.column_names for rows in task.splits.values()):
+    has_unit_tests = any("tests" in rows.column_names for rows in task.splits.values())
+    if options.runs_programs and has_unit_tests:
         from marlhf_lite.extras.programs.rewards import with_tests
 
         task = with_tests(task, options, options.bad_rows)
@@ -76,32 +95,39 @@ def read_task(
 def _part_that_takes_all_rows(
     options: StageCommand | DataCommand, runs: Sequence[RunFolder], task: Task
 ) -> str:
-    """Return the part of a stage that has a file of its own, and so takes all its rows; else an empty name."""
-    if options.own_part == "sft":  # a file of pairs is for later stages too
-        return "sft" if {*task.splits["test"].column_names} - {ROW} == {"prompt", "chosen"} else ""
-    is_new = runs and not any(same_data(run.config, asdict(options)) for run in runs)
-    return options.own_part if is_new else ""
+    """Return the name of the part that takes all rows of the file, if this stage has the file for itself; else "".
+
+    SFT has a file for itself if it has prompts and answers only: pairs are for later stages, too, so they are split.
+    Any other stage has one if it comes after runs that have read other data.
+    """
+    if options.own_part == "sft":
+        columns = {*task.splits["test"].column_names} - {ROW}
+        return "sft" if columns == {"prompt", "chosen"} else ""
+    if not runs:
+        return ""
+    if any(same_data(run.config, asdict(options)) for run in runs):
+        return ""
+    return options.own_part
 
 
 def for_one_stage(task: Task, part: str) -> Task:
     """Return the task with the rows of all training parts in this one; for `test` all rows are held out.
 
-    The task stays unchanged if rows lack what the part needs.
+    The task stays unchanged if rows lack the column that the part needs.
     """
-    needed = {"sft": "chosen", "rm": "rejected"}.get(part, "prompt")
-    parts = TRAIN_PARTS if part in TRAIN_PARTS else ("test", *TRAIN_PARTS)
-    rows = [task.splits[name] for name in parts if len(task.splits[name])]
-    if any(needed not in split.column_names for split in rows):
+    needed_column = {"sft": "chosen", "rm": "rejected"}.get(part, "prompt")
+    parts_to_join = TRAIN_PARTS
+    if part not in TRAIN_PARTS:
+        parts_to_join = ("test", *TRAIN_PARTS)
+    with_rows = [task.splits[name] for name in parts_to_join if len(task.splits[name])]
+    if any(needed_column not in rows.column_names for rows in with_rows):
         return task
-    empty = {name: task.splits[name].select([]) for name in parts}
-    splits = datasets.DatasetDict(
-        {**task.splits, **empty, part: datasets.concatenate_datasets(rows)}
-    )
-    return replace(
-        task,
-        splits=splits,
-        counts=task.counts | {name: len(split) for name, split in splits.items()},
-    )
+    splits = dict(task.splits)
+    for name in parts_to_join:
+        splits[name] = task.splits[name].select([])
+    splits[part] = datasets.concatenate_datasets(with_rows)
+    counts = task.counts | {name: len(rows) for name, rows in splits.items()}
+    return replace(task, splits=datasets.DatasetDict(splits), counts=counts)
 
 
 def describe_rows(task: Task) -> tuple[str, str]:
@@ -110,10 +136,11 @@ def describe_rows(task: Task) -> tuple[str, str]:
     Raises `InputError` if they do not add up to the rows that were read.
     """
     parts = ", ".join(f"{part} {len(rows)}" for part, rows in task.splits.items())
+    # `counts` also holds how many rows were read and kept, and how many each part has: the other names are reasons.
     dropped = {}
-    for why, count in task.counts.items():
-        if count and why not in ("read", "kept", *task.splits):
-            dropped[why] = count
+    for name, count in task.counts.items():
+        if count and name not in ("read", "kept", *task.splits):
+            dropped[name] = count
     used = sum(len(rows) for rows in task.splits.values())
     if used + sum(dropped.values()) != task.counts["read"]:
         raise InputError(
@@ -125,15 +152,20 @@ def describe_rows(task: Task) -> tuple[str, str]:
 
 
 def describe_files(task: Task) -> list[str]:
-    """Return what lies in the files of a task, a line each: what was read of it, and which files were left out."""
+    """Return a line for each file of the task that says what was read of it, and one on the files left out, if any.
+
+    Of more than `MOST_FILES` files the rest is a line with the sum of all.
+    """
     lines = [str(file) for file in task.files]
     if len(lines) > MOST_FILES:
         rows = sum(file.rows for file in task.files)
         lines = [*lines[:MOST_FILES], f"all {len(task.files)} files: {rows} rows"]
     if task.left_out_files:
-        names = ", ".join(task.left_out_files[:MOST_FILES])
-        more = len(task.left_out_files) - MOST_FILES
-        lines.append(f"files left out: {names}" + (f" and {more} more" if more > 0 else ""))
+        line = f"files left out: {', '.join(task.left_out_files[:MOST_FILES])}"
+        unnamed = len(task.left_out_files) - MOST_FILES
+        if unnamed > 0:
+            line += f" and {unnamed} more"
+        lines.append(line)
     return lines
 
 
@@ -143,104 +175,133 @@ def describe_files(task: Task) -> list[str]:
 def check_texts(
     options: StageCommand, base: PreTrainedModel, tokenizer, task: Task, sampler: Sampler
 ) -> None:
-    """Raise `InputError` if the base has too few positions or embeddings for the texts of the task."""
-    limit, response = (
-        position_limit(base),
-        longest_response(sampler, tokenizer, options.max_response_length),
-    )
-    is_long = limit and options.max_prompt_length + response > limit
-    if is_long or len(tokenizer) > base.get_input_embeddings().weight.shape[0]:
-        prompts = [prompt for rows in task.splits.values() for prompt in set(rows["prompt"])]
-        ids = encode_prompts(tokenizer, prompts)
-        check_length(base, options.model, max(map(len, ids), default=0), response)
-        columns = (
-            rows[name]
-            for rows in task.splits.values()
-            for name in COLUMNS[1:]
-            if name in rows.column_names
-        )
-        answers = encode_continuation(tokenizer, [*{text for column in columns for text in column}])
-        check_vocabulary(
-            base, options.model, tokenizer, {token for row in (*ids, *answers) for token in row}
-        )
+    """Raise `InputError` if the base has too few positions or embeddings for the texts of the task.
+
+    All texts are tokenised for this only if the limits of the options, or the size of the vocabulary, leave it open.
+    """
+    positions = position_limit(base)  # None: as many as one likes
+    response_tokens = longest_response(sampler, tokenizer, options.max_response_length)
+    longest_allowed = options.max_prompt_length + response_tokens
+    may_be_too_long = positions is not None and longest_allowed > positions
+    embeddings = base.get_input_embeddings().weight.shape[0]
+    if not may_be_too_long and len(tokenizer) <= embeddings:
+        return
+
+    ids_of_prompts = encode_prompts(tokenizer, list(dict.fromkeys(_column(task, "prompt"))))
+    longest_prompt = max(map(len, ids_of_prompts), default=0)
+    check_length(base, options.model, longest_prompt, response_tokens)
+
+    answers: set[str] = set()
+    for name in ANSWER_COLUMNS:
+        answers.update(_column(task, name))
+    tokens: set[int] = set()
+    for ids in (*ids_of_prompts, *encode_continuation(tokenizer, list(answers))):
+        tokens.update(ids)
+    check_vocabulary(base, options.model, tokenizer, tokens)
 
 
 def fit_lengths(
     task: Task,
     tokenizer,
     options: DataConfig,
-    sides: Mapping[str, Sequence[str]],
+    columns_of_answers: Mapping[str, Sequence[str]],
     needs_pairs: bool = True,
 ) -> tuple[Task, list[str]]:
     """Drop and count prompts that are too long, and pairs that `--max_response_length` makes equal.
 
-    `sides` are the columns of answers that the command reads, by part; notes tell how many answers are cut. If no pair
-    is left, a note tells it, or `InputError` is raised for a command that `needs_pairs`.
+    Returns the task that is left, and notes: how many answers are cut, and whether no pair is left.
+
+    Args:
+        columns_of_answers: the columns that the command's stages read, by part of the data: only these are looked at.
+        needs_pairs: whether a stage can learn from nothing but pairs. If no pair is left, it raises `InputError`.
     """
-    kept, dropped = {}, 0
+    # 1. Prompts.
+    kept = {}
+    long_prompts = 0
     for part, rows in task.splits.items():
-        kept[part], count = drop_long_prompts(rows, tokenizer, options.max_prompt_length)
-        dropped += count
-    counts, limit, lengths, notes = {"long_prompts": dropped}, options.max_response_length, [], []
-    for part, columns in sides.items():
-        answers = {
-            side: token_ids(tokenizer, kept[part], side)
-            for side in columns
-            if side in kept[part].column_names
-        }
-        lengths += [len(ids) for rows in answers.values() for ids in rows]
-        if "rejected" in answers and len(kept[part]):
-            different = _different_rows(answers.values(), limit)
-            counts["equal_after_cut"] = len(kept[part]) - len(different)
-            kept[part] = kept[part].select(different)
-            if not different:
-                fault = f"--max_response_length {limit}: it makes all pairs of {task.name} equal"
-                if needs_pairs:
-                    raise InputError(
-                        f"{fault}: raise it, to {_length_that_cuts_few(lengths)} to cut few"
-                    )
-                notes = [
-                    f"{fault}: no reward model is trained, and the critic starts from the SFT model"
-                ]
+        kept[part], dropped = drop_long_prompts(rows, tokenizer, options.max_prompt_length)
+        long_prompts += dropped
+    counts = {"long_prompts": long_prompts}
+
+    # 2. Answers: their lengths before they are cut, and pairs that differ only after the cut.
+    limit = options.max_response_length
+    lengths: list[int] = []
+    notes = []
+    for part, columns in columns_of_answers.items():
+        answers = {}
+        for column in columns:
+            if column in kept[part].column_names:
+                answers[column] = token_ids(tokenizer, kept[part], column)
+                lengths += map(len, answers[column])
+        if "rejected" not in answers or not len(kept[part]):
+            continue
+        different = _rows_that_differ(answers["chosen"], answers["rejected"], limit)
+        counts["equal_after_cut"] = len(kept[part]) - len(different)
+        kept[part] = kept[part].select(different)
+        if not different:
+            fault = f"--max_response_length {limit}: it makes all pairs of {task.name} equal"
+            if needs_pairs:
+                fix = f"raise it, to {_length_that_cuts_few(lengths)} to cut few"
+                raise InputError(f"{fault}: {fix}")
+            effect = "no reward model is trained, and the critic starts from the SFT model"
+            notes.append(f"{fault}: {effect}")
+
     counts |= {part: len(rows) for part, rows in kept.items()}
     task = replace(task, splits=datasets.DatasetDict(kept), counts=task.counts | counts)
     return task, [*notes, *_notes_on_lengths(lengths, limit)]
 
 
-def token_ids(tokenizer, rows: datasets.Dataset, side: str) -> list[list[int]]:
+def token_ids(tokenizer, rows: datasets.Dataset, column: str) -> list[list[int]]:
     """Return the token ids of all answers of a column, uncut and with EOS."""
-    return encode_answers(tokenizer, rows["prompt"], rows[side], NO_LIMIT)[1] if len(rows) else []
+    if not len(rows):  # a part without rows may lack the columns
+        return []
+    _, ids = encode_answers(tokenizer, rows["prompt"], rows[column], NO_LIMIT)
+    return ids
 
 
 def different_pairs(rows: datasets.Dataset, tokenizer, limit: int) -> datasets.Dataset:
     """Return the pairs that differ in their first `limit` tokens; all pairs if none do."""
-    different = _different_rows(
-        [token_ids(tokenizer, rows, side) for side in ("chosen", "rejected")], limit
-    )
+    chosen = token_ids(tokenizer, rows, "chosen")
+    rejected = token_ids(tokenizer, rows, "rejected")
+    different = _rows_that_differ(chosen, rejected, limit)
     return rows.select(different) if different else rows
 
 
-def _different_rows(answers: Iterable[list[list[int]]], limit: int) -> list[int]:
-    """Return the numbers of the rows whose two answers, columns of token ids, differ in their first `limit` tokens."""
-    pairs = enumerate(zip(*answers, strict=True))
-    return [row for row, (chosen, rejected) in pairs if chosen[:limit] != rejected[:limit]]
+def _rows_that_differ(
+    chosen: Sequence[list[int]], rejected: Sequence[list[int]], limit: int
+) -> list[int]:
+    """Return the numbers of the rows whose two answers, as token ids, differ in their first `limit` tokens."""
+    numbers = []
+    for number, (ids_of_chosen, ids_of_rejected) in enumerate(zip(chosen, rejected, strict=True)):
+        if ids_of_chosen[:limit] != ids_of_rejected[:limit]:
+            numbers.append(number)
+    return numbers
 
 
 def _notes_on_lengths(lengths: Sequence[int], limit: int) -> Iterator[str]:
-    if cut := sum(length > limit for length in lengths):
-        longer = f": --max_response_length {_length_that_cuts_few(lengths)} would cut {FEW_CUT:.0%}"
-        more = longer if cut > FEW_CUT * len(lengths) else ""
-        yield f"{cut} of {len(lengths)} answers are cut to {limit} tokens, and end without EOS{more}"
+    """Yield a note if answers of these lengths are cut, with a longer limit if more than a few are."""
+    cut = sum(length > limit for length in lengths)
+    if not cut:
+        return
+    note = f"{cut} of {len(lengths)} answers are cut to {limit} tokens, and end without EOS"
+    if cut > FEW_CUT * len(lengths):
+        longer = f"--max_response_length {_length_that_cuts_few(lengths)}"
+        note += f": {longer} would cut {FEW_CUT:.0%}"
+    yield note
 
 
 def _length_that_cuts_few(lengths: Sequence[int]) -> int:
-    return sorted(lengths)[math.ceil((1 - FEW_CUT) * len(lengths)) - 1]
+    """Return the smallest of these lengths that, as a limit, cuts at most `FEW_CUT` of them."""
+    kept = math.ceil((1 - FEW_CUT) * len(lengths))
+    return sorted(lengths)[kept - 1]
 
 
 # Notes: data that can be used, but may differ from what the user meant
 
 
 def _notes(task: Task, tokenizer, model: str) -> Iterator[str]:
+    """Yield notes on what the rows hold; `model` is the value of `--model`, whose tokenizer this is."""
+    # 1. What is not read.
     if task.unused:
         yield f"columns not used: {', '.join(task.unused)}"
     if task.unused_splits:
@@ -248,22 +309,29 @@ def _notes(task: Task, tokenizer, model: str) -> Iterator[str]:
     if task.thoughts_dropped:
         fix = "a chat template that has reasoning_content writes them"
         yield f"thoughts dropped in {task.thoughts_dropped} rows: {fix}"
+
+    # 2. Texts that may be a mistake in any data.
     rows = _texts_of_rows(task)
-    if contradicting := _contradicting_pairs(rows):
+    contradicting = _contradicting_pairs(rows)
+    if contradicting:
         first = " ".join(contradicting[0].split())[:40]
         fix = "leave out one of each if that is not meant"
         yield f"{len(contradicting)} pairs say the opposite of another one, first of {first!r}: {fix}"
 
-    texts = [text for column in COLUMNS for text in _column(task, column)]
+    prompts = _column(task, "prompt")
+    answers = []
+    for column in ANSWER_COLUMNS:
+        answers += _column(task, column)
+    texts = [*prompts, *answers]
     marks = _marks(texts, tokenizer, task.chats)
     if marks:
         fix = "if a chat template wrote them, give the rows as messages, and --model's template writes them"
         yield f"{len(marks)} of {len(texts)} texts hold marks such as {marks[0]}, which are read as characters: {fix}"
-    answers = [text for column in COLUMNS[1:] for text in _column(task, column)]
-    yield from note_on_lost_texts(tokenizer, _column(task, "prompt"), answers)
-    if task.chats:  # the template writes what stands between prompt and answer
-        return
+    yield from note_on_lost_texts(tokenizer, prompts, answers)
 
+    # 3. What stands between prompt and answer, which a chat template writes by itself.
+    if task.chats:
+        return
     repeats = sum(repeats_prompt(*texts) for texts in rows)
     if repeats:
         yield f"in {repeats} of {len(rows)} rows answers begin with their prompt: if they should not, cut it off"
@@ -276,7 +344,7 @@ def _notes(task: Task, tokenizer, model: str) -> Iterator[str]:
 
 
 def _texts_of_rows(task: Task) -> list[tuple[str, ...]]:
-    """Return prompt, chosen and, in pairs, rejected of all rows that have an answer."""
+    """Return (prompt, chosen), of pairs (prompt, chosen, rejected), for all rows that have an answer."""
     found = []
     for rows in task.splits.values():
         if "chosen" in rows.column_names:
@@ -287,7 +355,10 @@ def _texts_of_rows(task: Task) -> list[tuple[str, ...]]:
 
 def _contradicting_pairs(rows: Iterable[tuple[str, ...]]) -> list[str]:
     """Return the prompts of the pairs whose two answers another pair has the other way round."""
-    pairs = [tuple(text.strip() for text in row) for row in rows if len(row) == len(COLUMNS)]
+    pairs = []
+    for row in rows:
+        if len(row) == len(COLUMNS):
+            pairs.append(tuple(text.strip() for text in row))
     known = set(pairs)
     return [prompt for prompt, chosen, rejected in pairs if (prompt, rejected, chosen) in known]
 
@@ -302,15 +373,21 @@ def _notes_on_known_prompts(
 ) -> Iterator[str]:
     """Yield a note if an earlier stage has trained on every row of the file that PPO takes its prompts from."""
     takes_prompts = options.own_part == "ppo"
-    for run in {run.path: run for run in runs}.values() if takes_prompts else ():
-        counts = run.path / "data.json"
-        # A stage that has a separate file takes all training rows, and leaves none to PPO.
-        left_none = counts.exists() and not read_json(counts).get("ppo", 1)
-        if left_none and same_data(run.config, asdict(options)):
-            yield f"{run.path} has trained on all rows of {options.dataset}: PPO's prompts are among them"
+    if not takes_prompts:
+        return
+    each_run_once = {run.path: run for run in runs}
+    for path, run in each_run_once.items():
+        counts = path / "data.json"
+        if not counts.exists() or not same_data(run.config, asdict(options)):
+            continue
+        # A stage that has a file for itself takes all training rows, and leaves none to PPO. A run that has not counted
+        # PPO's rows is taken for one that left some.
+        if read_json(counts).get("ppo", 1) == 0:
+            yield f"{path} has trained on all rows of {options.dataset}: PPO's prompts are among them"
 
 
 def _notes_on_chats(chat: Chat) -> Iterator[str]:
+    """Yield notes on texts of the data that the chat template has not written."""
     if chat.thoughts_left_out:
         fix = "give a template that has reasoning_content, or write the thought into the content"
         yield f"thoughts dropped in {chat.thoughts_left_out} answers: the chat template does not write them: {fix}"
@@ -323,16 +400,28 @@ def _notes_on_chats(chat: Chat) -> Iterator[str]:
 
 
 def _column(task: Task, column: str) -> list[str]:
-    parts = [part for part in task.splits.values() if column in part.column_names]
-    return [text for part in parts for text in part[column]]
+    """Return the texts of a column, over all parts that have it."""
+    texts = []
+    for rows in task.splits.values():
+        if column in rows.column_names:
+            texts += rows[column]
+    return texts
 
 
-def _marks(texts: Iterable[str], tokenizer, are_tokens: bool) -> list[str]:
-    """Return the first mark of a chat template in each text that has one; the tokenizer's own may be tokens."""
+def _marks(texts: Iterable[str], tokenizer, is_written_by_template: bool) -> list[str]:
+    """Return the first mark in each text that has one: what some chat template writes, or a special token by its name.
+
+    If the tokenizer's own template has written the texts, its tokens are meant, and are no marks.
+    """
     added = tokenizer.added_tokens_decoder.values()
-    pattern = re.compile(
-        "|".join([MARKS, *(re.escape(token.content) for token in added if token.special)])
-    )
-    tokens = {token.content for token in added} if are_tokens else set()
-    found = ([mark for mark in pattern.findall(text) if mark not in tokens] for text in texts)
-    return [marks[0].strip() for marks in found if marks]
+    names_of_special_tokens = [re.escape(token.content) for token in added if token.special]
+    pattern = re.compile("|".join([MARKS, *names_of_special_tokens]))
+    meant: set[str] = set()
+    if is_written_by_template:
+        meant = {token.content for token in added}
+    first_marks = []
+    for text in texts:
+        marks = [mark for mark in pattern.findall(text) if mark not in meant]
+        if marks:
+            first_marks.append(marks[0].strip())
+    return first_marks

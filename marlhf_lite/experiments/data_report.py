@@ -7,6 +7,7 @@ import numpy as np
 from marlhf_lite.config.commands import DataCommand
 from marlhf_lite.experiments.context import start_processes
 from marlhf_lite.experiments.data import (
+    ANSWER_COLUMNS,
     describe_files,
     describe_rows,
     fit_lengths,
@@ -18,70 +19,97 @@ from marlhf_lite.tasks.answers import encode_answers
 from marlhf_lite.tasks.embedded import EMBEDDED
 from marlhf_lite.tasks.sources import Found
 from marlhf_lite.tasks.splits import Task
+from marlhf_lite.tasks.templates import COLUMNS
 from marlhf_lite.tasks.tokenization import encode_prompts
 
-SIDES = {"sft": ("chosen",), "rm": ("chosen", "rejected")}
+# The answers that the stages of a whole run read, by part of the data.
+COLUMNS_OF_ANSWERS = {"sft": ("chosen",), "rm": ("chosen", "rejected")}
 QUANTILES = {"shortest": 0.0, "median": 0.5, "95 %": 0.95, "longest": 1.0}
 
 
 def data_report(options: DataCommand, found: Found | None = None) -> str:
-    """Return rows, counts, lengths and notes as text; `found` are the rows, if they have been found already."""
+    """Return the report as text: counts of rows, files, lengths, notes, and the first rows as tokens.
+
+    `found` are the rows, if they have been found already.
+    """
     start_processes()
-    model_path(options.model)
+    model_path(options.model)  # a model that is not there has its own error
     tokenizer = load_tokenizer(options.model)
     task, notes = read_task(options, tokenizer, found=found)
-    lengths = dict(_lengths(task, tokenizer))
-    task, notes_on_lengths = fit_lengths(task, tokenizer, options, SIDES)
-    shape = task.shape or (
-        "embedded data" if task.name in EMBEDDED else "rows of TL;DR, WebGPT or APPS"
-    )
+    lengths = _quantiles_of_lengths(task, tokenizer)  # before anything is cut or dropped
+    task, notes_on_lengths = fit_lengths(task, tokenizer, options, COLUMNS_OF_ANSWERS)
     parts, dropped = describe_rows(task)
     lines = [
-        f"{task.name}: {task.counts['read']} rows, read as {shape}",
+        f"{task.name}: {task.counts['read']} rows, read as {_name_of_shape(task)}",
         f"parts: {parts}",
         f"dropped: {dropped}",
         *describe_files(task),
-        *(f"{column} in tokens: {text}" for column, text in lengths.items()),
-        *(f"note: {note}" for note in (*notes, *notes_on_lengths)),
     ]
-    return "\n".join([*lines, *_rows(task, tokenizer, options)])
+    for column, quantiles in lengths.items():
+        lines.append(f"{column} in tokens: {quantiles}")
+    for note in (*notes, *notes_on_lengths):
+        lines.append(f"note: {note}")
+    return "\n".join([*lines, *_first_rows(task, tokenizer, options)])
 
 
-def _lengths(task: Task, tokenizer) -> Iterator[tuple[str, str]]:
-    """Yield the lengths of prompts and answers in tokens, over all parts that have them."""
-    for column in ("prompt", "chosen", "rejected"):
-        parts = [rows for rows in task.splits.values() if column in rows.column_names and len(rows)]
-        if column == "prompt":
-            ids = [encode_prompts(tokenizer, rows["prompt"]) for rows in parts]
-        else:
-            ids = [token_ids(tokenizer, rows, column) for rows in parts]
-        lengths = [len(row) for rows in ids for row in rows]
+def _name_of_shape(task: Task) -> str:
+    """Return what the rows are read as; data of the paper and of the library have no shape by name."""
+    if task.shape:
+        return task.shape
+    if task.name in EMBEDDED:
+        return "embedded data"
+    return "rows of TL;DR, WebGPT or APPS"
+
+
+def _quantiles_of_lengths(task: Task, tokenizer) -> dict[str, str]:
+    """Return, in words, the lengths of prompts and answers in tokens, over all parts that have them, by column."""
+    texts = {}
+    for column in COLUMNS:
+        lengths: list[int] = []
+        for rows in task.splits.values():
+            if column not in rows.column_names or not len(rows):
+                continue
+            if column == "prompt":
+                ids_of_rows = encode_prompts(tokenizer, rows["prompt"])
+            else:
+                ids_of_rows = token_ids(tokenizer, rows, column)
+            lengths += map(len, ids_of_rows)
         if lengths:
-            yield (
-                column,
-                ", ".join(f"{name} {np.quantile(lengths, q):.0f}" for name, q in QUANTILES.items()),
-            )
+            words = [f"{name} {np.quantile(lengths, q):.0f}" for name, q in QUANTILES.items()]
+            texts[column] = ", ".join(words)
+    return texts
 
 
-def _rows(task: Task, tokenizer, options: DataCommand) -> Iterator[str]:
-    """Yield the first rows of the training parts, as the tokens that a stage reads."""
+def _first_rows(task: Task, tokenizer, options: DataCommand) -> Iterator[str]:
+    """Yield the lines of the first `--rows` rows, part after part, as the tokens that a stage reads."""
     shown = 0
     for part, rows in task.splits.items():
-        for row in rows.select(range(min(options.rows - shown, len(rows)))):
+        count = min(options.rows - shown, len(rows))
+        for row in rows.select(range(count)):
             shown += 1
             yield f"\nrow {shown} ({part})"
-            yield _line("prompt", encode_prompts(tokenizer, [row["prompt"]])[0], tokenizer)
-            for side in [side for side in SIDES["rm"] if side in row]:
-                yield from _answer(row, side, tokenizer, options.max_response_length)
+            (ids,) = encode_prompts(tokenizer, [row["prompt"]])
+            yield _line_of_tokens("prompt", ids, tokenizer)
+            for column in ANSWER_COLUMNS:
+                if column in row:
+                    yield from _lines_of_answer(row, column, tokenizer, options.max_response_length)
 
 
-def _answer(row: dict, side: str, tokenizer, limit: int) -> Iterator[str]:
-    """Yield the tokens of an answer and of its end."""
-    _, (ids,) = encode_answers(tokenizer, [row["prompt"]], [row[side]], limit)
-    ends = ids[-1:] == [tokenizer.eos_token_id]
-    yield _line(side, ids[:-1] if ends else ids, tokenizer)
-    yield _line("end", ids[-1:], tokenizer) if ends else f"end: none, cut to {limit} tokens"
+def _lines_of_answer(row: dict, column: str, tokenizer, limit: int) -> Iterator[str]:
+    """Yield the tokens of an answer, and then its end token, or that it has none because it is cut."""
+    _, (ids,) = encode_answers(tokenizer, [row["prompt"]], [row[column]], limit)
+    if ids[-1:] == [tokenizer.eos_token_id]:  # a slice: there may be no token
+        yield _line_of_tokens(column, ids[:-1], tokenizer)
+        yield _line_of_tokens("end", ids[-1:], tokenizer)
+    else:
+        yield _line_of_tokens(column, ids, tokenizer)
+        yield f"end: none, cut to {limit} tokens"
 
 
-def _line(name: str, ids: list[int], tokenizer) -> str:
-    return f"{name} ({len(ids)}): |{'|'.join(repr(tokenizer.decode([i]))[1:-1] for i in ids)}|"
+def _line_of_tokens(name: str, ids: list[int], tokenizer) -> str:
+    """Return a line with the texts of these tokens between bars; line breaks and the like are written as in Python."""
+    texts = []
+    for token in ids:
+        text_in_quotes = repr(tokenizer.decode([token]))
+        texts.append(text_in_quotes[1:-1])
+    return f"{name} ({len(ids)}): |{'|'.join(texts)}|"

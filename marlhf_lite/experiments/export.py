@@ -1,7 +1,7 @@
 """Use a trained policy: answer a prompt, or save it as a separate model."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,23 +36,31 @@ from marlhf_lite.utils.seals import atomic_folder
 def open_policy(
     options: GenerateCommand | ExportCommand, folder: Path
 ) -> tuple[PreTrainedModel | PeftModel, object, Chat | None]:
-    """Return a policy, its tokenizer, and what writes messages (None if the policy has learnt from plain texts)."""
+    """Return a policy, its tokenizer, and what writes messages (None if the policy has learnt from plain texts).
+
+    Raises `InputError` if base model, tokenizer or chat template differ from those that the policy was trained with: of
+    a policy in a run the manifest tells, of any other one the tokenizer beside it.
+    """
     start_processes()
     config = replace(options, load_in_4bit=False)  # 4-bit weights cannot take up an adapter exactly
-    tokenizer, base = load_tokenizer(config.model), load_base(config)
-    runs = runs_of([folder])
+    tokenizer = load_tokenizer(config.model)
+    base = load_base(config)
+    runs = runs_of([folder])  # one, or none
     if not runs:
         check_tokenizer_beside(folder, tokenizer, options.model, config.chat_template)
     policy = load_policy(base, folder, trainable=False)
     unfinished = note_if_unfinished(folder)
     if unfinished:
         print(f"note: {unfinished}", file=sys.stderr)  # beside an answer, which may go to a file
-    if write := chat_writer(tokenizer, config.chat_template, date_of(runs)):
+    writer = chat_writer(tokenizer, config.chat_template, date_of(runs))
+    template = ""  # of plain texts, none is compared
+    if writer:
         expect_chats(tokenizer)
+        template = tokenizer.chat_template
     for run in runs:
-        contents = model_contents(options, tokenizer.chat_template if write else "")
+        contents = model_contents(options, template)
         check_earlier(run, options, contents, options.accept_changed)
-    return policy, tokenizer, write
+    return policy, tokenizer, writer
 
 
 def answer_prompt(options: GenerateCommand, folder: Path, prompt: str) -> str:
@@ -62,50 +70,53 @@ def answer_prompt(options: GenerateCommand, folder: Path, prompt: str) -> str:
     """
     if not prompt.strip():
         raise InputError("--prompt: empty: give a text, or write it to the standard input")
-    model, tokenizer, write = open_policy(options, folder)
-    if write:
-        prompt = write_turns(prompt, write)
-    tokens, limit = len(encode_prompts(tokenizer, [prompt])[0]), options.max_prompt_length
-    if tokens > limit:
-        raise InputError(
-            f"--prompt: {tokens} tokens, more than --max_prompt_length {limit}: shorten it, or raise that"
-        )
+    model, tokenizer, writer = open_policy(options, folder)
+    if writer:
+        prompt = write_turns(prompt, writer)
+
+    # 1. Does the prompt fit, and a response after it?
+    (ids,) = encode_prompts(tokenizer, [prompt])
+    limit = options.max_prompt_length
+    if len(ids) > limit:
+        what = f"{len(ids)} tokens, more than --max_prompt_length {limit}"
+        raise InputError(f"--prompt: {what}: shorten it, or raise that")
     sampler = open_dialogues(options)
-    if not shared_rope_limit(model):  # a batch of one text
-        check_length(
-            model,
-            options.model,
-            tokens,
-            longest_response(sampler, tokenizer, options.max_response_length),
-        )
+    # A RoPE that all texts of a batch share is no limit for a single text.
+    if shared_rope_limit(model) is None:
+        response_tokens = longest_response(sampler, tokenizer, options.max_response_length)
+        check_length(model, options.model, len(ids), response_tokens)
+
+    # 2. Sample.
     set_seed(options.seed)
+    sampling = sampling_of(options, options.max_response_length)
     with merged_adapter(model):
-        rollout = sampler(
-            model, tokenizer, [prompt], sampling_of(options, options.max_response_length)
-        )
-    return _in_lines(rollout.turns[0]) if rollout.turns else rollout.responses[0].strip()
+        rollout = sampler(model, tokenizer, [prompt], sampling)
+    if rollout.turns:
+        return _in_lines(rollout.turns[0])
+    return rollout.responses[0].strip()
 
 
 def _in_lines(turns: list[dict]) -> str:
     """Return one line per turn of policy and environment, and the sum of the rewards."""
     lines = []
     for turn in turns:
-        cut = (
-            f" [... {turn['observation_cut']} more tokens were cut]"
-            if "observation_cut" in turn
-            else ""
-        )
-        lines += [f"> {turn['response'].strip()}", turn.get("observation", "").strip() + cut]
-    return "\n".join([*filter(None, lines), f"reward: {sum(turn['reward'] for turn in turns):g}"])
+        lines.append(f"> {turn['response'].strip()}")
+        observation = turn.get("observation", "").strip()
+        if "observation_cut" in turn:
+            observation += f" [... {turn['observation_cut']} more tokens were cut]"
+        if observation:  # the last turn has none
+            lines.append(observation)
+    rewards = sum(turn["reward"] for turn in turns)
+    lines.append(f"reward: {rewards:g}")
+    return "\n".join(lines)
 
 
 def _sampling_of(config: Mapping) -> dict:
     """Return the arguments of `generate` with which a run of these options sampled; empty if it never sampled."""
     if "temperature" not in config:
         return {}
-    options = SamplingConfig(
-        **{name: config[name] for name in vars(SamplingConfig()) if name in config}
-    )
+    stored = {name: config[name] for name in vars(SamplingConfig()) if name in config}
+    options = SamplingConfig(**stored)  # what an older run has not stored had its default
     return sampling_of(options, config["max_response_length"]).arguments()
 
 
@@ -115,69 +126,85 @@ def export_policy(options: ExportCommand, folder: Path, output: Path) -> None:
     Its `generate` samples and stops as the run did, and its tokenizer writes chats as the run did. Raises `InputError`
     for weights that are not finite, and for a format that would round the policy's change away.
     """
-    # In the format in which it is saved: nothing is rounded before it is merged.
-    saved = read_config(str(folder), folder).dtype if is_full_model(folder) else None
-    in_saved_format = replace(options, dtype="auto")
-    if saved is not None:
-        in_saved_format = replace(options, dtype=_name(saved))
-    policy, tokenizer, _ = open_policy(in_saved_format, folder)
-    run = next(iter(runs_of([folder])), None)
-    config = run.config if run else {}
-    dtype, line = _choose_format(options, policy, config.get("dtype", ""))
-    model = (
-        merge_adapter(policy, dtype) if isinstance(policy, PeftModel) else round_to(policy, dtype)
-    )
+    # 1. Load it in the format in which it is saved: nothing is rounded before it is merged.
+    saved_format = None  # an adapter's base says its own
+    if is_full_model(folder):
+        saved_format = read_config(str(folder), folder).dtype
+    format_to_load = "auto" if saved_format is None else _name(saved_format)
+    policy, tokenizer, _ = open_policy(replace(options, dtype=format_to_load), folder)
+    runs = runs_of([folder])  # one, or none
+    options_of_run = runs[0].config if runs else {}
+
+    # 2. Merge and round it.
+    dtype, line = _choose_format(options, policy, options_of_run.get("dtype", ""))
+    if isinstance(policy, PeftModel):
+        model = merge_adapter(policy, dtype)
+    else:
+        model = round_to(policy, dtype)
     if not all(bool(weight.isfinite().all()) for weight in model.parameters()):
         what = f"weights that {_name(dtype)} does not hold, or NaN"
         raise InputError(f"--model {options.model}: {what}: give --dtype float32")
-    ids = {"bos_token_id": tokenizer.bos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    ids["eos_token_id"] = end_of_text(model, tokenizer)
-    model.generation_config = GenerationConfig(**ids, **_sampling_of(config))
+    model.generation_config = GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=end_of_text(model, tokenizer),
+        **_sampling_of(options_of_run),
+    )
+
+    # 3. Save it.
+    stage = folder.parent if folder.name == "policy" else folder  # its name says the method
     with atomic_folder(output) as part:
         model.save_pretrained(part)
         tokenizer.save_pretrained(part)
-        stage = folder.parent if folder.name == "policy" else folder
-        write_model_card(part, stage.name.upper(), {"model": options.model, **config})
+        write_model_card(part, stage.name.upper(), {"model": options.model, **options_of_run})
         check_output_dir(output)  # another export may have ended first
     print_main(line)
     print_main(f"model: {output}")
 
 
 def _choose_format(
-    options: ExportCommand, policy: PreTrainedModel | PeftModel, of_run: str
+    options: ExportCommand, policy: PreTrainedModel | PeftModel, format_of_run: str
 ) -> tuple[torch.dtype, str]:
-    """Return the number format to write, and a line about what it loses; `of_run` is the format of the policy's run.
+    """Return the number format to write, and a line about what it loses.
 
-    If that one is too coarse for what the policy has learnt, the format is float32. Raises `InputError` if another
-    format was asked for that is too coarse.
+    It is that of `--dtype`, or the policy's own. If that format would round away too much of what the policy has
+    learnt, it is float32 instead, unless somebody asked for the format: then `InputError` is raised. `format_of_run`,
+    the format of the run's base ("" without a run), was not asked for, since `--dtype` has it from the run.
     """
     asked = policy.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
+
+    # 1. How much of the change is lost. A whole model in its own format is not rounded again.
+    is_rounded = isinstance(policy, PeftModel) or asked != policy.dtype
+    if not is_rounded:
+        return asked, f"number format: {_name(asked)}"
     if isinstance(policy, PeftModel):
         changes = merged_weights(policy)
-    elif asked != policy.dtype:  # weights of a whole model are rounded here alone
-        start = load_base(
-            replace(options, finetune="lora", load_in_4bit=False, dtype="auto")
-        ).state_dict()
-        changes = (
-            (start[name], weight) for name, weight in policy.state_dict().items() if name in start
-        )
     else:
-        return asked, f"number format: {_name(asked)}"
+        changes = _weights_before_and_after(options, policy)
     lost = lost_share(changes, asked)
+
+    # 2. The format.
     if lost <= LARGEST_LOSS:
-        return (
-            asked,
-            f"number format: {_name(asked)}, which loses {lost:.2f} of the policy's change",
-        )
-    if options.dtype not in ("auto", of_run):
+        line = f"number format: {_name(asked)}, which loses {lost:.2f} of the policy's change"
+        return asked, line
+    if options.dtype not in ("auto", format_of_run):
         fix = "give --dtype float32, or load the adapter beside its base"
         raise InputError(
             f"--dtype {options.dtype}: it would lose {lost:.2f} of the policy's change: {fix}"
         )
-    return (
-        torch.float32,
-        f"number format: float32, since {_name(asked)} would lose {lost:.2f} of the policy's change",
-    )
+    why = f"{_name(asked)} would lose {lost:.2f} of the policy's change"
+    return torch.float32, f"number format: float32, since {why}"
+
+
+def _weights_before_and_after(
+    options: ExportCommand, policy: PreTrainedModel
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield each weight of the base model with that of a whole model that was trained from it."""
+    as_saved = replace(options, finetune="lora", load_in_4bit=False, dtype="auto")
+    start = load_base(as_saved).state_dict()
+    for name, weight in policy.state_dict().items():
+        if name in start:
+            yield start[name], weight
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -53,7 +53,9 @@ def find_inputs(options: StageCommand) -> Inputs:
         policies = _find_policies(getattr(options, "policies", ""))
     with problems.collect():
         check_dataset(options.dataset)
-    if problems.problems:  # report them with what can be found without these inputs
+    if problems.problems:
+        # The run ends here, before the checks of `open_context`. Two of those need none of these inputs, so their
+        # problems are shown at the same time.
         with problems.collect():
             check_methods_differ(options)
         with problems.collect():
@@ -121,12 +123,10 @@ def check_data_support(options: StageCommand, inputs: Inputs, task: "Task") -> N
 
 def _cell_of_support_matrix(options: StageCommand, inputs: Inputs, stage: str) -> dict[str, str]:
     """Return what a stage with these options is on each axis of the support matrix, without its data."""
+    # Log-probabilities at the sampling temperature differ from plain ones only if that is not 1.
     is_scaled = getattr(options, "logprobs_at_temperature", False) and options.temperature != 1
-    reward = "code"
-    if reward_of(options) == "rm":
-        reward = "rm"
-    elif reward_of(options) == "environment":
-        reward = "turns"
+    kinds_of_reward = {"rm": "rm", "environment": "turns"}
+    reward = kinds_of_reward.get(reward_of(options), "code")
     cell = {
         "stage": stage,
         "environment": _yes_or_no(environment_of(options)),
@@ -160,13 +160,12 @@ def _form_of_data(options: StageCommand, stage: str, task: "Task") -> str:
 def check_dataset(dataset: str) -> None:
     """Raise `InputError` if `--dataset` looks like a path, or a pattern of paths, and nothing is there.
 
-    The same for an address that is none, as one with an open bracket.
+    It is also raised for a broken address, such as one with an open bracket.
     """
     check_address("dataset", dataset)
-    looks_local = (
-        dataset.startswith(("/", ".", "~")) or dataset.endswith(FILES)
-    ) and "://" not in dataset
-    if looks_local and not matching_files(dataset):
+    looks_like_path = dataset.startswith(("/", ".", "~")) or dataset.endswith(FILES)
+    is_address = "://" in dataset
+    if looks_like_path and not is_address and not matching_files(dataset):
         raise InputError(
             f"--dataset {dataset}: no such file: check the path (relative paths start at {os.getcwd()})"
         )
@@ -183,7 +182,7 @@ def _find_policies(words: str) -> dict[str, Path]:
     policies: dict[str, Path] = {}
     for name, folder in named_folders(words):
         place = resolve_adapter_dir("policies", folder)
-        name = name or place.parent.name
+        name = name or place.parent.name  # of runs/a/ma-ppo/policy it is ma-ppo
         if name in policies or name == "SFT":
             fix = "give each a name, as name=folder"
             raise InputError(f"--policies: a second one is called {name}: {fix}")

@@ -46,14 +46,21 @@ Contents = dict[str, dict[str, str]]  # name -> its "place" and "hash"
 
 
 def contents_of(options: StageCommand, inputs: Inputs, template: str, task: Task) -> Contents:
-    """Return what a command reads, by name. The base model must be in the hub's cache."""
-    found = model_contents(options, template if task.chats else "")
+    """Return what a command reads, by name. The base model must be in the hub's cache.
+
+    `template` is the text of the chat template, which counts only if it writes the prompts of the task.
+    """
+    contents = model_contents(options, template if task.chats else "")
     for option in CODE:
-        found |= code_contents(option, getattr(options, option, ""))
-    found |= input_contents(inputs.sft, inputs.rm)
-    asking = f"{reward_of(options)} {environment_of(options)}".strip()
-    places = {"data": options.dataset, COLUMNS: f"{options.dataset} for {asking}"}
-    return found | {name: _entry(places[name], text) for name, text in task.digests.items()}
+        contents |= code_contents(option, getattr(options, option, ""))
+    contents |= input_contents(inputs.sft, inputs.rm)
+
+    # The rows. Other columns are read for a reward or environment, and another one may read others of the same file.
+    readers_of_columns = f"{reward_of(options)} {environment_of(options)}".strip()
+    places = {"data": options.dataset, COLUMNS: f"{options.dataset} for {readers_of_columns}"}
+    for name, digest in task.digests.items():
+        contents[name] = _entry(places[name], digest)
+    return contents
 
 
 def model_contents(
@@ -62,33 +69,39 @@ def model_contents(
     """Return base model, tokenizer and chat template; a model on the hub counts by its commit."""
     name = options.model
     folder = model_folder(name)
-    if (
+    is_in_cache_of_hub = (
         folder.parent.name == "snapshots"
-    ):  # the hub's cache, in which a folder is called after its commit
-        of_weights = of_tokenizer = folder.name
+    )  # there a folder is called after its commit
+    if is_in_cache_of_hub:
+        hash_of_weights = folder.name
+        hash_of_tokenizer = folder.name
     else:
-        of_weights = model_hash(folder, f"--model {name}", counts_tokenizer=False)
-        of_tokenizer = tokenizer_hash(folder)
-    contents = {"base model": _entry(name, of_weights), "tokenizer": _entry(name, of_tokenizer)}
+        hash_of_weights = model_hash(folder, f"--model {name}", counts_tokenizer=False)
+        hash_of_tokenizer = tokenizer_hash(folder)
+    contents = {
+        "base model": _entry(name, hash_of_weights),
+        "tokenizer": _entry(name, hash_of_tokenizer),
+    }
     if template:
         contents["chat template"] = _entry(options.chat_template, text_hash(template))
     return contents
 
 
 def code_contents(option: str, names: str) -> Contents:
-    """Return an entry for each name of code, which was imported, in the value of an option; `names` has commas between.
+    """Return an entry for each name of a user's code in `names`, the value of an option, with commas between them.
 
-    Of several names, as two classes of --objective, each entry is called after its code.
+    The entry is called after the option, as `CODE` has it; of several names, as two classes of `--objective`, each is
+    called after its code, too. Code without a file has no hash, and no entry.
     """
-    found = {}
+    entries = {}
     for name in names.split(","):
         name = name.strip()
         if is_user_code(name) and code_hash(name):
-            found[f"{CODE[option]} {name}"] = _entry(name, code_hash(name))
-    if len(found) == 1:
-        (entry,) = found.values()
+            entries[name] = _entry(name, code_hash(name))
+    if len(entries) == 1:
+        (entry,) = entries.values()
         return {CODE[option]: entry}
-    return found
+    return {f"{CODE[option]} {name}": entry for name, entry in entries.items()}
 
 
 def input_contents(sft: Path | None, rm: Path | None) -> Contents:
@@ -101,11 +114,12 @@ def input_contents(sft: Path | None, rm: Path | None) -> Contents:
 
 
 def _name_with_place(name: str, place: str) -> str:
+    """Return a name of contents with their place, which the name of code has already."""
     return name if name.endswith(f" {place}") else f"{name} {place}"
 
 
-def _entry(place: str, text: str) -> dict[str, str]:
-    return {"place": place, "hash": text}
+def _entry(place: str, digest: str) -> dict[str, str]:
+    return {"place": place, "hash": digest}
 
 
 def rows_digests(task: Task) -> dict[str, str]:
@@ -139,34 +153,39 @@ def date_of(runs: Iterable[RunFolder]) -> str:
 
 
 def check_earlier(run: RunFolder, options: Checked, contents: Contents, accept: bool) -> list[dict]:
-    """Return the differences to the manifest of a run that a model comes from, of what both read from one place.
+    """Compare what a command reads with the manifest of an earlier run, one that a model of the command comes from.
 
-    Rows count if both have the same data, chat template and part. Raises `InputError` as `check_contents`.
+    Only what both read from the same place is compared: from another place it is meant to be something else. Returns
+    the differences if `accept` (`--accept_changed`) is true, else raises `InputError` for them, as `check_contents`
+    does.
     """
-    theirs = run.config
-    mine = vars(options)
-    there = run.manifest["contents"]
+    earlier_options = run.config
+    own_options = vars(options)
+    earlier_contents = run.manifest["contents"]
 
-    # 1. What both read, apart from rows, if it is from the same place: elsewhere it is meant to be something else.
-    read_by_both = []
+    # 1. Everything but the rows. What the earlier run has not read, `check_contents` leaves out.
+    names = []
     for name, entry in contents.items():
-        is_from_there = name not in there or there[name]["place"] == entry["place"]
-        if name != "data" and is_from_there:
-            read_by_both.append(name)
+        if name == "data":
+            continue
+        if name not in earlier_contents or earlier_contents[name]["place"] == entry["place"]:
+            names.append(name)
 
-    # 2. Rows, if they are meant to be the same.
-    has_same_data = "data" in contents and same_data(theirs, mine)
+    # 2. The rows, if they are meant to be the same: the same data, written by the same chat template, of the same part.
     fix = ""
-    if has_same_data:
-        if all(theirs.get(option) == mine[option] for option in ("chat_template", "part")):
-            read_by_both.append("data")
+    if "data" in contents and same_data(earlier_options, own_options):
+        decides_rows = ("chat_template", "part")
+        if all(earlier_options.get(option) == own_options[option] for option in decides_rows):
+            names.append("data")
+        # Other values of these also make other rows, but hardly on purpose: a fault in the rows says how to mend that.
         differing = []
         for option in ("template", "columns"):
-            if theirs.get(option, mine[option]) != mine[option]:
-                differing.append(f"--{option} {theirs[option]} and not {mine[option]}")
+            earlier = earlier_options.get(option, own_options[option])
+            if earlier != own_options[option]:
+                differing.append(f"--{option} {earlier} and not {own_options[option]}")
         if differing:
             fix = f"give {', '.join(differing)}"
-    return check_contents(run, {name: contents[name] for name in read_by_both}, accept, fix)
+    return check_contents(run, {name: contents[name] for name in names}, accept, fix)
 
 
 def check_contents(run: RunFolder, contents: Contents, accept: bool, fix: str = "") -> list[dict]:
@@ -181,9 +200,11 @@ def check_contents(run: RunFolder, contents: Contents, accept: bool, fix: str = 
             changed.append(name)
     if changed and not accept:
         which = ", ".join(_name_with_place(name, contents[name]["place"]) for name in changed)
-        has, them = ("has", "it") if len(changed) == 1 else ("have", "them")
-        what = f"{which} {has} other content than when {run.path} was made"
-        fix = fix or f"restore {them}"
+        is_one = len(changed) == 1
+        verb = "has" if is_one else "have"
+        what = f"{which} {verb} other content than when {run.path} was made"
+        if not fix:
+            fix = "restore it" if is_one else "restore them"
         raise InputError(f"{what}: {fix}, or add --accept_changed to continue")
     return [
         {"what": name, "run": str(run.path), "was": stored[name], "is": contents[name]}

@@ -16,7 +16,11 @@ KNOWN = "rm, gold, tests, all_tests"
 
 
 def text_reward(kind: str, task: Task) -> Callable | None:
-    """Return the function of texts that `--reward` names; None for rm or nothing. Raises `InputError`."""
+    """Return the function (prompts, responses) -> scores that `--reward` names; None if it names no function.
+
+    None stands for a reward model (`rm`), an environment, or nothing. Raises `InputError` if the task has no gold score
+    or no unit tests of that name, and for code that cannot be imported.
+    """
     if kind in ("", "rm", "environment"):
         return None
     if kind in ("tests", "all_tests"):
@@ -27,13 +31,13 @@ def text_reward(kind: str, task: Task) -> Callable | None:
         from marlhf_lite.extras.programs.rewards import TestReward
 
         return TestReward(task.tests, strict=kind == "all_tests")
-    if kind != "gold":
-        return _of_messages(import_user_code("reward", kind, KNOWN), task.source_of_prompt)
-    if task.gold is None:
-        raise InputError(
-            f"--reward gold: {task.name} has no gold score: give rm, or package.module:function"
-        )
-    return task.gold
+    if kind == "gold":
+        if task.gold is None:
+            raise InputError(
+                f"--reward gold: {task.name} has no gold score: give rm, or package.module:function"
+            )
+        return task.gold
+    return _of_messages(import_user_code("reward", kind, KNOWN), task.source_of_prompt)
 
 
 def asked_columns(options: StageCommand, sampler: Sampler) -> list[RowColumns]:
@@ -49,14 +53,19 @@ def asked_columns(options: StageCommand, sampler: Sampler) -> list[RowColumns]:
 
 
 def _of_messages(function: Callable, source_of_prompt: Mapping[str, str | list[dict]]) -> Callable:
-    """Return the function of prompts as the data have them: messages, if a chat template wrote the prompts."""
+    """Return a user's function so that it gets prompts as the data have them, before a chat template wrote them.
+
+    `source_of_prompt` has the messages, or the text, of each prompt that a template has written; without any, the
+    function stays.
+    """
     if not source_of_prompt:
         return function
 
     @functools.wraps(function)
     def call(prompts: Sequence[str], responses: Sequence[str], **columns):
-        sources = [copy.deepcopy(source_of_prompt.get(prompt, prompt)) for prompt in prompts]
-        return function(sources, responses, **columns)
+        # Copies, because a function may change what it gets.
+        of_data = [copy.deepcopy(source_of_prompt.get(prompt, prompt)) for prompt in prompts]
+        return function(of_data, responses, **columns)
 
     if hasattr(function, "metrics"):  # of a class
         call.metrics = function.metrics

@@ -23,22 +23,23 @@ from marlhf_lite.utils.user_code import named_errors
 
 
 class TextReader:
-    """Reads rollouts again as texts by another tokenizer; `limit` is the number of the model's positions.
+    """Makes of a rollout one of the same texts in the tokens of another tokenizer, for a reward model that has it.
 
-    `source_of_prompt` is that of `Task`: what the data have for each prompt that the policy's chat template wrote.
+    `source_of_prompt` is that of `Task`: what the data have for each prompt that a chat template has written. `limit`
+    is the number of the reward model's positions; None if it has no limit.
     """
 
     def __init__(
-        self,
-        tokenizer,
-        source_of_prompt: Mapping[str, str | list[dict]],
-        limit: int | None = None,
+        self, tokenizer, source_of_prompt: Mapping[str, str | list[dict]], limit: int | None = None
     ):
         self.tokenizer = tokenizer
         self.source_of_prompt = source_of_prompt
         self.limit = limit
-        has_chats = bool(source_of_prompt and tokenizer.chat_template)
-        self.chat = Chat(tokenizer, "auto") if has_chats else None
+        self.chat: Chat | None = (
+            None  # writes messages, if the data have some and this tokenizer a template
+        )
+        if source_of_prompt and tokenizer.chat_template:
+            self.chat = Chat(tokenizer, "auto")
         # What the template writes after the end token, such as a line break: the classifier was trained to give its
         # score at the last token of the template's text.
         self.after_end: list[int] = []
@@ -49,16 +50,21 @@ class TextReader:
             ]
 
     def prompts(self, prompts: Sequence[str]) -> list[str]:
-        """Return the prompts as this tokenizer's template writes them; without one, messages become transcripts."""
-        read = []
+        """Return the prompts as this tokenizer's template writes them; without one, messages become transcripts.
+
+        Prompts that no template has written stay.
+        """
+        writer = self.chat or "paper"
+        texts = []
         for prompt in prompts:
             if prompt in self.source_of_prompt:
-                prompt = write_turns(self.source_of_prompt[prompt], self.chat or "paper")
-            read.append(prompt)
-        return read
+                texts.append(write_turns(self.source_of_prompt[prompt], writer))
+            else:
+                texts.append(prompt)
+        return texts
 
     def __call__(self, rollout: Rollout) -> Rollout:
-        """Return the same texts in other tokens; an answer that has ended also ends by this tokenizer's end token.
+        """Return a rollout of the same texts; an answer that has ended also ends by this tokenizer's end token.
 
         Raises `InputError` for a text of too many tokens.
         """
@@ -89,33 +95,48 @@ class TextReader:
 
 def text_after_end(tokenizer) -> str:
     """Return what the chat template writes after the token that ends an answer."""
-    question, answer = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": ANSWER}
+    question = {"role": "user", "content": "Hi"}
+    answer = {"role": "assistant", "content": ANSWER}
     text = render(tokenizer, [question, answer], tokenizer.chat_template)
-    return text.rpartition(ANSWER)[2].partition(end_of_turn(tokenizer))[2]
+    _, _, after_answer = text.rpartition(ANSWER)
+    _, _, after_end = after_answer.partition(end_of_turn(tokenizer))
+    return after_end
 
 
 def reader_of(rm: Path | None, tokenizer, task: Task) -> TextReader | None:
-    """Return what reads texts for a reward model; None if the model reads the policy's tokens.
+    """Return what gives the reward model in the folder `rm` texts in its own tokens, if that is needed; else None.
 
-    An adapter does, since its base is the policy's, and so does a model without a tokenizer.
+    It is not needed without a reward model; for an adapter, since its base is the policy's; for a model without a
+    tokenizer; and for one that would read the very tokens of the policy, whose tokenizer is `tokenizer`.
     """
     if rm is None or not is_full_model(rm) or not has_tokenizer(rm):
         return None
-    own, texts = load_tokenizer(str(rm)), list(task.splits["test"]["prompt"])
-    # A reward model that was trained here gives its score at the end token, one from elsewhere at the last token of its
-    # template's text.
-    is_of_a_run = run_of(rm) or (rm / SEAL).is_file()
-    writes_chats = bool(task.source_of_prompt and own.chat_template)
-    reads_on = writes_chats and not is_of_a_run and bool(text_after_end(own))
-    same_template = (
-        not task.source_of_prompt or is_of_a_run or own.chat_template == tokenizer.chat_template
-    )
-    if same_template and not reads_on and own.get_vocab() == tokenizer.get_vocab():
-        plain = {"add_special_tokens": False, "split_special_tokens": True}
-        if own(texts, **plain)["input_ids"] == tokenizer(texts, **plain)["input_ids"]:
-            return None
+    own = load_tokenizer(str(rm))
+    is_of_a_run = bool(run_of(rm)) or (rm / SEAL).is_file()
+    if _reads_the_same_tokens(own, tokenizer, task, is_of_a_run):
+        return None
     config = read_config(f"--rm {rm}", rm).get_text_config()
     return TextReader(own, task.source_of_prompt, getattr(config, "max_position_embeddings", None))
+
+
+def _reads_the_same_tokens(own, tokenizer, task: Task, is_of_a_run: bool) -> bool:
+    """Return whether a reward model with the tokenizer `own` can read the tokens of the policy's `tokenizer`."""
+    # 1. What chat templates write. A reward model that was trained here has read what the policy's template writes, and
+    # gives its score at the end token; one from elsewhere gives it at the last token of its own template's text.
+    has_chats = bool(task.source_of_prompt)
+    if has_chats and not is_of_a_run:
+        if own.chat_template != tokenizer.chat_template:
+            return False
+        if own.chat_template and text_after_end(own):
+            return False
+
+    # 2. Equal numbers of tokens, and equal tokens of real texts: equal vocabularies may be cut in another way.
+    if own.get_vocab() != tokenizer.get_vocab():
+        return False
+    texts = list(task.splits["test"]["prompt"])
+    as_plain_text = {"add_special_tokens": False, "split_special_tokens": True}
+    ids = own(texts, **as_plain_text)["input_ids"]
+    return ids == tokenizer(texts, **as_plain_text)["input_ids"]
 
 
 def check_tokenizers(options: StageCommand, inputs: Inputs, tokenizer) -> None:
@@ -138,12 +159,19 @@ def check_tokenizer_beside(folder: Path, tokenizer, model: str, chat_template: s
     if not has_tokenizer(folder):
         return
     own = read_tokenizer(str(folder), folder)
-    ids = tokenizer.get_vocab()
-    moved = [token for token, i in own.get_vocab().items() if ids.get(token, i) != i]
     delete_it = f"delete the tokenizer's files in {folder} to use that of --model"
+
+    # 1. The meaning of token ids. A token that only one of the two has changes nothing.
+    ids = tokenizer.get_vocab()
+    moved = []
+    for token, own_id in own.get_vocab().items():
+        if token in ids and ids[token] != own_id:
+            moved.append(token)
     if moved:
         what = f"its tokenizer numbers tokens otherwise than that of --model {model}, such as {moved[0]}"
         raise InputError(f"{folder}: {what}: give the model it was trained on, or {delete_it}")
+
+    # 2. The chat template, unless a file or `none` chooses one.
     is_chosen = chat_template not in ("auto", "text")
     if own.chat_template and not is_chosen and own.chat_template != tokenizer.chat_template:
         file = folder / "chat_template.jinja"
@@ -153,6 +181,8 @@ def check_tokenizer_beside(folder: Path, tokenizer, model: str, chat_template: s
         raise InputError(
             f"{folder}: its tokenizer has another chat template than --model {model}: {fix}, or none for plain text"
         )
+
+    # 3. The end token. A chat template writes its own, so only the end of plain texts is compared.
     ends = {tokenizer.eos_token}
     if tokenizer.chat_template:
         ends.add(end_of_turn(tokenizer))
@@ -163,41 +193,47 @@ def check_tokenizer_beside(folder: Path, tokenizer, model: str, chat_template: s
 
 
 def check_reward_model(options: StageCommand, inputs: Inputs, tokenizer, task: Task) -> list[str]:
-    """Raise `InputError` for a reward model from elsewhere that cannot score these texts; return notes on it."""
-    if (rm := inputs.rm) is None or not is_full_model(rm):
+    """Raise `InputError` for a reward model from elsewhere that cannot score these texts; return notes on it.
+
+    An adapter has the base of the policy and its tokenizer, so there is nothing to check.
+    """
+    rm = inputs.rm
+    if rm is None or not is_full_model(rm):
         return []
-    config, read = read_config(f"--rm {rm}", rm), reader_of(rm, tokenizer, task)
+    config = read_config(f"--rm {rm}", rm)
+    reader = reader_of(rm, tokenizer, task)  # None if it reads the policy's tokens
     check_gives_one_score(f"--rm {rm}", config)
-    used, known = len(read.tokenizer if read else tokenizer), config.get_text_config().vocab_size
+
+    # 1. It has an embedding for each token that it reads.
+    known = config.get_text_config().vocab_size
+    if reader:
+        used = len(reader.tokenizer)
+        fix = "give the tokenizer that it was trained with"
+    else:
+        used = len(tokenizer)
+        fix = "save its own tokenizer there"
     if used > known:
-        fix = (
-            "give the tokenizer that it was trained with"
-            if read
-            else "save its own tokenizer there"
-        )
         raise InputError(
             f"--rm {rm}: it has {known} tokens, and its texts have up to {used}: {fix}"
         )
+
+    # 2. A critic that starts from it must read the policy's tokens, and be of the form that trains.
     starts_critic = any(method.critic_init == "rm" for method in options.methods.values())
-    if starts_critic and (read or options.finetune == "lora"):
-        why = (
-            "it has another tokenizer"
-            if read
-            else "it is a whole model, and --finetune lora trains adapters"
-        )
+    if starts_critic and (reader or options.finetune == "lora"):
+        why = "it is a whole model, and --finetune lora trains adapters"
+        if reader:
+            why = "it has another tokenizer"
         raise InputError(
             f"--rm {rm}: the critic cannot start from it ({why}): add --critic_init sft"
         )
-    if read:
-        with named_errors("rm", str(rm)):
-            prompts = read.prompts(
-                [text for part in ("ppo", "test") for text in task.splits[part]["prompt"]]
-            )
-        longest = (
-            max(map(len, encode_prompts(read.tokenizer, prompts)), default=0)
-            + options.max_response_length
-        )
-        read.check_length(longest, "lower --max_prompt_length or --max_response_length")
-    if read:
-        return [f"--rm {rm}: it scores texts, by its own tokenizer and chat template"]
-    return []
+    if reader is None:
+        return []
+
+    # 3. Texts in its own tokens fit into its positions: the longest prompt with the longest response.
+    prompts = [*task.splits["ppo"]["prompt"], *task.splits["test"]["prompt"]]
+    with named_errors("rm", str(rm)):
+        prompts = reader.prompts(prompts)
+    longest_prompt = max(map(len, encode_prompts(reader.tokenizer, prompts)), default=0)
+    longest_text = longest_prompt + options.max_response_length
+    reader.check_length(longest_text, "lower --max_prompt_length or --max_response_length")
+    return [f"--rm {rm}: it scores texts, by its own tokenizer and chat template"]

@@ -112,8 +112,9 @@ def run_all(context: RunContext[commands.RunCommand]) -> None:
     options = context.options
     sft = context.inputs.sft
     rm = context.inputs.rm
-    has_judge = options.judges_with_rm and len(context.task.splits["rm"]) > 0
-    trains_rm = rm is None and (has_judge or options.reward == "rm")
+    # A reward model is trained for the reward, or, given pairs, to judge the answers beside another reward.
+    can_judge = options.judges_with_rm and len(context.task.splits["rm"]) > 0
+    trains_rm = rm is None and (can_judge or options.reward == "rm")
 
     stages = [*options.methods, "evaluation"]
     if trains_rm:
@@ -288,10 +289,10 @@ def _trained_already(
     context: RunContext, name: str, options: commands.PolicyCommand
 ) -> Path | None:
     """Return the policy of a stage that `--resume` finds done, with or without checkpoints; None if it must train."""
-    # `--at` trains again what came after that update
+    # `--at` trains again what came after that update.
     if not context.resume or options.at is not None:
         return None
-    # the last file that a stage writes: how long it was to be
+    # The last file that a stage writes. If the options ask for another length now, it must train on.
     mark = context.path / name / DONE
     policy = context.path / name / "policy"
     is_whole = mark.is_file() and policy.is_dir()
@@ -302,7 +303,7 @@ def _trained_already(
 
 
 def _mark_done(folder: Path, options: commands.PolicyCommand) -> Path:
-    """Mark a stage as done; return the folder of its policy."""
+    """Write the mark by which `--resume` finds a stage done: how long it was. Return the folder of its policy."""
     if PartialState().is_main_process:
         write_json(folder / DONE, _length_of_stage(options))
     PartialState().wait_for_everyone()  # the next stage reads this folder
@@ -320,9 +321,10 @@ def _length_of_stage(options: commands.PolicyCommand) -> dict[str, float | None]
 def _open_stage(
     context: RunContext, name: str, options: commands.PolicyCommand, sft: Path, rm: Path | None
 ) -> tuple[RunFolder, bool]:
-    """Return a stage's run folder, and whether the stage resumes from a checkpoint; else it starts from its beginning.
+    """Return the run folder of the stage `name`, and whether the stage resumes from a checkpoint.
 
-    Its manifest has the models that it starts from, which may be of the same run.
+    Without a checkpoint it starts from its beginning. Its manifest has the models `sft` and `rm` that it starts from,
+    which the same run may have trained.
     """
     set_seed(context.options.seed)  # the stage does not depend on what ran before it
     place = context.path / name
@@ -330,9 +332,9 @@ def _open_stage(
     PartialState().wait_for_everyone()  # all have looked
     if PartialState().is_main_process:
         if context.resume and not resumes:
-            _begin_again(place, context.path / "stopped")
+            _put_away_what_is_left(place, context.path / "stopped")
         else:
-            (place / DONE).unlink(missing_ok=True)  # it is to be longer
+            (place / DONE).unlink(missing_ok=True)  # a stage that was done is to be longer
     contents = context.manifest["contents"] | input_contents(sft, rm)
     manifest = {**context.manifest, "contents": contents}
     if resumes:
@@ -341,7 +343,7 @@ def _open_stage(
     return open_run(place, asdict(options), resume=resumes, manifest=manifest), resumes
 
 
-def _begin_again(place: Path, stopped: Path) -> None:
+def _put_away_what_is_left(place: Path, stopped: Path) -> None:
     """Put away what a stage without a checkpoint has left; if it has recorded something, into the folder `stopped`."""
     if not place.exists():
         return
@@ -366,9 +368,9 @@ def make_reward(
     if context.reward is not None:
         return context.reward
     model = model or ScalarHeadModel(load_score_model(context.base, rm))
-    # DPO has no such option: its reward scores held-out answers alone
-    batch = getattr(context.options, "micro_batch_size", 0) or 16
-    return ModelReward(model, batch, reader_of(rm, context.tokenizer, context.task))
+    # DPO has no such option, since its reward scores held-out answers only; and 0 asks for as many rows as fit.
+    rows = getattr(context.options, "micro_batch_size", 0) or 16
+    return ModelReward(model, rows, reader_of(rm, context.tokenizer, context.task))
 
 
 def held_out_evaluation(
@@ -423,16 +425,19 @@ def group_stage(context: RunContext, sft: Path, reward: Reward) -> Path:
 
 
 def _within_memory(
-    context: RunContext, train: Callable[[RunContext], Path], option: str, batch: int
+    context: RunContext, train: Callable[[RunContext], Path], option: str, rows_per_step: int
 ) -> Path:
-    """Return `train(context)`; if memory ends, it resumes from its last checkpoint with half the rows per pass."""
+    """Return `train(context)`; if memory ends, it resumes from its last checkpoint with half the rows per pass.
+
+    `option` names the option with the rows per pass, and `rows_per_step` are those of an optimizer step.
+    """
 
     def attempt(options: commands.PolicyCommand) -> Path:
-        has_fewer_rows = getattr(options, option) != getattr(context.options, option)
-        resume = context.resume or has_fewer_rows
+        is_second_attempt = getattr(options, option) != getattr(context.options, option)
+        resume = context.resume or is_second_attempt
         return train(replace(context, options=options, resume=resume))
 
-    return with_fewer_rows(attempt, context.options, option, batch)
+    return with_fewer_rows(attempt, context.options, option, rows_per_step)
 
 
 def _train_baseline(
@@ -443,10 +448,12 @@ def _train_baseline(
     make: Make,
     translate: Translate,
 ) -> Path:
-    """Train, from the checkpoint if there is one, and save the policy; return its folder.
+    """Train by a trainer of TRL, from the checkpoint if there is one, and save the policy; return its folder.
 
-    `make` gives TRL's trainer of a model that is recorded; `translate` makes a row of metrics of its log and the
-    options.
+    Args:
+        reward: scores held-out answers; None without a reward model.
+        make: makes TRL's trainer of a context, the policy to train, and the logger that records its updates.
+        translate: makes a row of metrics, under PPO's names, of a row of TRL's log and the options.
     """
     options = context.options
     (name,) = options.stages
@@ -535,7 +542,7 @@ def evaluate(
     `trained`, if this run has trained the policies, adds learning curves and some example answers. The run stores
     answers and uses them again.
     """
-    if not PartialState().is_main_process:
+    if not PartialState().is_main_process:  # the others have nothing to do
         return
     options = context.options
     set_seed(options.seed)  # for rewards and environments that draw: answers have their own seeds

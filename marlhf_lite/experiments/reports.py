@@ -37,8 +37,10 @@ def run_report(
     trained. The figures are reward curves, score distributions and L2 norms.
     """
     summary = summarise(rows)
-    curves = {name: [row["score_mean"] for row in history] for name, history in histories.items()}
-    if "PPO" in curves:
+    curves = {}
+    for name, history in histories.items():
+        curves[name] = [row["score_mean"] for row in history]
+    if "PPO" in curves:  # how soon each method has the score that PPO has at its end
         target = final_score(curves["PPO"])
         for row in summary:
             if row["method"] in curves:
@@ -76,32 +78,42 @@ def _label_of_reward(config: Mapping) -> str:
         return ""
     if reward == "environment":
         return config["environment"]
-    return {"gold": "gold score", "tests": "reward of tests", "all_tests": "reward of tests"}.get(
-        reward, reward
-    )
+    labels = {
+        "gold": "gold score",
+        "tests": "reward of tests",
+        "all_tests": "reward of tests",
+    }
+    return labels.get(reward, reward)  # a user's function has its own name
 
 
 def _run_figures(
     rows: pd.DataFrame, histories: Mapping[str, Sequence], config: Mapping
 ) -> Iterator[tuple]:
-    """Yield file names and axes of the figures of every run; `config` are the options."""
-    runs = {name: [history] for name, history in histories.items() if history}
+    """Yield the name of the file and the axes of each figure of a run; `config` are the run's options."""
+    # 1. Curves of training. The plots take several runs of a method; here each has one.
+    histories = {name: history for name, history in histories.items() if history}
+    runs = {name: [history] for name, history in histories.items()}
     if runs:
         axes = training.reward_curves(runs)
-        if _label_of_reward(config):
-            axes.set_ylabel(_label_of_reward(config))
+        label = _label_of_reward(config)
+        if label:
+            axes.set_ylabel(label)
         yield "reward_curves", axes
         yield "l2_norms", training.l2_norms(runs)
-        if all("gold_mean" in history[-1] for (history,) in runs.values()):
+        if all("gold_mean" in history[-1] for history in histories.values()):
             axes = training.reward_curves(runs, "gold_mean")
-            if "gold" in _headings_of_what_was_trained_on(config):
-                axes.set_ylabel(_headings_of_what_was_trained_on(config)["gold"])
+            headings = _headings_of_what_was_trained_on(config)
+            if "gold" in headings:
+                axes.set_ylabel(headings["gold"])
             yield "gold_curves", axes
-    methods = dict(list(name_temperatures(rows).groupby("method", sort=False)))
-    for name in score_columns(rows):
-        scores = {method: answers[name].tolist() for method, answers in methods.items()}
-        file = name if name in HEADINGS else "reward"  # the name of a function is no name of a file
-        yield f"{file}_distribution", evaluation.score_quantiles(scores, label=name)
+
+    # 2. Distributions of the scores of the answers, by method and temperature.
+    answers_by_method = list(name_temperatures(rows).groupby("method", sort=False))
+    for column in score_columns(rows):
+        scores = {method: answers[column].tolist() for method, answers in answers_by_method}
+        # A user's function may have a name that no file can have.
+        name_of_file = column if column in HEADINGS else "reward"
+        yield f"{name_of_file}_distribution", evaluation.score_quantiles(scores, label=column)
 
 
 def _save(drawn: Iterable[tuple], figures: Path) -> None:
@@ -122,12 +134,14 @@ def caption(responses: pd.DataFrame, asked: int) -> str:
     if count < asked:
         prompts += f" ({asked} asked for: the task has no more)"
     methods = responses["method"].unique().tolist()
-    over = "SFT" if "SFT" in methods else methods[0]
-    if responses["temperature"].nunique() > 1:
+    baseline = "SFT" if "SFT" in methods else methods[0]
+    has_several_temperatures = responses["temperature"].nunique() > 1
+    if has_several_temperatures and len(methods) > 1:
+        baseline += " at the same temperature"
+    elif has_several_temperatures:
         # A single method is compared with its own answers at the first temperature.
-        first = name_temperatures(responses)["method"].iloc[0]
-        over = f"{over} at the same temperature" if len(methods) > 1 else first
-    return f"{prompts}; after scores: gain over {over} [95 % interval]{few_prompts(count)}"
+        baseline = name_temperatures(responses)["method"].iloc[0]
+    return f"{prompts}; after scores: gain over {baseline} [95 % interval]{few_prompts(count)}"
 
 
 def differences(rows: pd.DataFrame, methods: Sequence[str]) -> str:
@@ -142,14 +156,16 @@ def differences(rows: pd.DataFrame, methods: Sequence[str]) -> str:
     count = rows["id"].nunique()
     sentences = []
     for base, method in combinations(methods, 2):
-        gain = summarise(rows[rows["method"].isin([base, method])], base)[1][f"{name}_gain"]
-        sentences.append(_difference(method, base, gain))
+        rows_of_both = rows[rows["method"].isin([base, method])]
+        _, summary_of_method = summarise(rows_of_both, base)  # in the order of `rows`: base, method
+        sentences.append(_difference(method, base, summary_of_method[f"{name}_gain"]))
     text = f"What you saw. {' '.join(sentences)}"
     what = f"brackets: 95 % over {count} held-out prompts, {heading_of(name)}"
     return f"{text}\nHow sure. One seed: a demonstration, not a result ({what}).\n\n"
 
 
 def _difference(method: str, base: str, gain: Mapping) -> str:
+    """Return a sentence on a gain over `base`, which has its `mean` and the ends of its interval, `low` and `high`."""
     if gain["low"] == gain["high"] == 0:
         return f"{method} scored the same as {base}."
     if gain["low"] <= 0 <= gain["high"]:
@@ -172,16 +188,18 @@ def pass_report(path: Path, responses: pd.DataFrame, task: Task) -> str:
 
 
 def example_answers(rows: pd.DataFrame, count: int) -> str:
-    """Return the first answers of all methods side by side, with their scores."""
+    """Return the first answer of each method to the first `count` prompts, with the score of the reward, if there is
+    one."""
     first_samples = name_temperatures(rows[rows["sample"] == 0])
-    shown_score = next((name for name in score_columns(rows) if name != "gold"), "")
+    other_scores = [name for name in score_columns(rows) if name != "gold"]
+    shown_score = other_scores[0] if other_scores else ""
     by_prompt = list(first_samples.groupby("prompt", sort=False))
     lines = []
     for prompt, answers in by_prompt[:count]:
         lines.append(f"prompt: ...{' '.join(prompt.split())[-100:]}")
         for row in answers.to_dict("records"):
             head = row["method"]
-            if shown_score in row:
+            if shown_score:
                 head += f" [{row[shown_score]:z.2f}]"
             answer = row["response"].strip()
             if "\n" in answer:  # a program keeps its lines

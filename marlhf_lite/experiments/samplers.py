@@ -38,16 +38,20 @@ class OwnSampler:
     """
 
     def __init__(self, name: str):
-        make = _vllm_servers
-        if name != "vllm":
-            make = import_user_code("sampler", name, "generate, vllm")
+        if name == "vllm":
+            make_sampler = _vllm_servers
+        else:
+            make_sampler = import_user_code("sampler", name, "generate, vllm")
+        self.name = name
         with named_errors("sampler", name):
-            self.name, self.sampler = name, make()
+            self.sampler = make_sampler()
             if not callable(self.sampler):
                 raise InputError(
                     f"it returned {self.sampler!r:.60}: return a Sampler (docs/scaling.md)"
                 )
-        self.key, self.remote = getattr(self.sampler, "key", name), is_remote(self.sampler)
+        # What a sampler may have beside its call; see `rollout.Sampler`.
+        self.key = getattr(self.sampler, "key", name)
+        self.remote = is_remote(self.sampler)
         self.try_out = getattr(self.sampler, "try_out", None)
 
     def __call__(self, model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Rollout:
@@ -87,7 +91,8 @@ def open_dialogues(options: StageCommand | GenerateCommand) -> Sampler:
     with named_errors("environment", name):
         made = kind()
     for method in ("reset", "step"):
-        if not callable(function := getattr(made, method, None)):
+        function = getattr(made, method, None)
+        if not callable(function):
             raise InputError(
                 f"--environment {name}: it has no {method}: see Your own environment in docs/guide.md"
             )
@@ -106,16 +111,24 @@ def try_out(
     tokenizer,
     task: Task,
 ) -> None:
-    """Let a sampler that has a trial answer the longest prompt before training, with the policy at its start."""
-    if (trial := getattr(sampler, "try_out", None)) is None:
+    """Let a sampler that has a trial answer the longest prompt before training, with the policy at its start.
+
+    Most samplers have none: then nothing is done. Whatever the trial raises ends the run, with the sampler's name.
+    """
+    trial = getattr(sampler, "try_out", None)
+    if trial is None:
         return
-    first = load_policy(base, sft, trainable=False) if sft else new_policy(base, options)
+    if sft:
+        policy_at_start = load_policy(base, sft, trainable=False)
+    else:  # SFT has not run yet
+        policy_at_start = new_policy(base, options)
+
     prompts = list(task.splits["ppo"]["prompt"])
-    if options.answers:
+    if options.answers:  # held-out prompts, too, will be answered
         prompts += task.held_out(options.eval_prompts)["prompt"]
-    longest = max(
-        zip(encode_prompts(tokenizer, prompts), prompts, strict=True), key=lambda pair: len(pair[0])
-    )[1]
+    lengths = [len(ids) for ids in encode_prompts(tokenizer, prompts)]
+    longest_prompt = prompts[lengths.index(max(lengths))]
+
     sampling = replace(sampling_of(options, options.max_response_length), seed_names=("trial",))
     with named_errors("sampler", sampler_of(options)):
-        trial(PolicyModel(first), tokenizer, [longest], sampling)
+        trial(PolicyModel(policy_at_start), tokenizer, [longest_prompt], sampling)

@@ -37,18 +37,20 @@ class MacroActions:
     bad response, or with a termination rule. `check_segmentation` checks one that was built directly from ids.
     """
 
-    # : [B,T] int64, the macro action of each token, counted from 0 in each response; -1 on padding,
-    # holes
+    #: [B,T] int64, the macro action of each token, counted from 0 in each response; -1 on padding and holes
     ids: Tensor
     width: int = -1  #: S of the [B,S] tensors; -1 takes the number that these ids need
 
     def __post_init__(self) -> None:
         if self.width < 0:
-            object.__setattr__(self, "width", int(self.ids.max()) + 1 if self.ids.numel() else 0)
+            needed = int(self.ids.max()) + 1 if self.ids.numel() else 0
+            object.__setattr__(self, "width", needed)  # the only way in a frozen dataclass
 
     def __repr__(self) -> str:
-        tokens, steps = int(self.token_mask.sum()), int(self.mask.sum())
-        return f"MacroActions(responses={len(self.ids)}, tokens={tokens}, macro_actions={steps})"
+        tokens = int(self.token_mask.sum())
+        macro_actions = int(self.mask.sum())
+        sizes = f"responses={len(self.ids)}, tokens={tokens}, macro_actions={macro_actions}"
+        return f"MacroActions({sizes})"
 
     # -- constructors ---------------------------------------------------------------------------------------------
 
@@ -70,12 +72,16 @@ class MacroActions:
         """From ``ids`` [B,T] int64: each token's macro action, 0, 1, 2, … in each response, -1 on padding and holes."""
         check_matrix("ids", ids, torch.int64)
         valid = ids >= 0
-        # The macro action of the last valid token before; after a hole the next one begins.
+        # The macro action of the last valid token before this one (−1 at the start of a response).
         before = torch.nn.functional.pad(ids, (1, 0), value=-1)[:, :-1].cummax(1).values
         step = ids - before
-        odd = (valid & ((step < 0) | (step > 1))) | (turn_starts(valid) & (step != 1)) | (ids < -1)
-        if odd.any():
-            row, token = first_true(odd)
+        # A token goes on in the macro action of the token before, or begins the next one. The first token of a turn
+        # must begin one, because no macro action reaches over a hole. And nothing but −1 stands for padding.
+        goes_elsewhere = valid & ((step < 0) | (step > 1))
+        begins_none_after_hole = turn_starts(valid) & (step != 1)
+        is_faulty = goes_elsewhere | begins_none_after_hole | (ids < -1)
+        if is_faulty.any():
+            row, token = first_true(is_faulty)
             raise InputError(
                 f"ids: response {row}, token {token} has {ids[row, token]}: count macro actions from 0 in each "
                 "response, without a gap, begin a new one after a hole, and give padding and holes -1"
@@ -90,16 +96,23 @@ class MacroActions:
             lengths: e.g. ``[[2, 3], [4], []]``.
             T: width of the padded batch, in tokens; None takes the longest response.
         """
-        for row, one in enumerate(lengths):
-            for step, n in enumerate(one):
+        rows: list[
+            list[int]
+        ] = []  # of each response the macro action of each token: [2, 3] gives 0 0 1 1 1
+        for row, lengths_of_response in enumerate(lengths):
+            ids: list[int] = []
+            for step, n in enumerate(lengths_of_response):
                 check_int(f"lengths: response {row}, macro action {step}", n, least=1)
-        rows = [[step for step, n in enumerate(one) for _ in range(n)] for one in lengths]
-        width = max(map(len, rows), default=0) if T is None else T
+                ids += [step] * n
+            rows.append(ids)
+        if T is None:
+            T = max(map(len, rows), default=0)
         for row, ids in enumerate(rows):
-            if len(ids) > width:
-                raise InputError(f"lengths: response {row} has {len(ids)} tokens, T is {width}")
-        padded = [ids + [-1] * (width - len(ids)) for ids in rows]
-        return cls(torch.tensor(padded, dtype=torch.int64).reshape(len(rows), width))
+            if len(ids) > T:
+                raise InputError(f"lengths: response {row} has {len(ids)} tokens, T is {T}")
+        padded = [ids + [-1] * (T - len(ids)) for ids in rows]
+        # `reshape` gives a batch without responses or tokens its two dimensions.
+        return cls(torch.tensor(padded, dtype=torch.int64).reshape(len(rows), T))
 
     # -- views ----------------------------------------------------------------------------------------------------
 
@@ -133,11 +146,15 @@ class MacroActions:
 
     def spans(self) -> list[list[tuple[int, int]]]:
         """For each response the (start, end) token positions of its macro actions, end excluded."""
+        # The first token of each macro action is the smallest position among its tokens.
         place = torch.arange(self.ids.shape[1], device=self.ids.device).expand_as(self.ids)
         first = place.new_zeros(len(self.ids), self.width + 1)
         first = first.scatter_reduce(1, self._slot, place, "amin", include_self=False)[:, :-1]
-        pairs = torch.stack([first, first + self.lengths], dim=2).tolist()
-        return [[(a, b) for a, b in row if b > a] for row in pairs]
+        rows = torch.stack([first, first + self.lengths], dim=2).tolist()
+        spans = []
+        for row in rows:
+            spans.append([(start, end) for start, end in row if end > start])  # padding is empty
+        return spans
 
     def select(self, rows: Tensor | slice | Sequence[int]) -> "MacroActions":
         """Select some of the responses. T and S stay, so that the same index selects from [B,S] tensors."""
@@ -160,10 +177,10 @@ class MacroActions:
 
     def split_last_token(self) -> "MacroActions":
         """The same, with the last token of each response always as a separate macro action (the released code)."""
-        place = self.token_mask.cumsum(1)
-        return MacroActions.from_starts(
-            (self._offset == 0) | (place == place[:, -1:]), self.token_mask
-        )
+        begins = self._offset == 0
+        place = self.token_mask.cumsum(1)  # among valid tokens, from 1
+        is_last = place == place[:, -1:]  # also padding after it, which `from_starts` ignores
+        return MacroActions.from_starts(begins | is_last, self.token_mask)
 
     # -- tokens to macro actions and back ----------------------------------------------------------------------------
 
@@ -188,7 +205,7 @@ class MacroActions:
     def weights(self, sigma: str = "equal") -> Tensor:
         """[B,T] float32: the σ_i of every token (see `pool`); they sum to 1 in each macro action, 0 on padding."""
         check_choice("sigma", sigma, SIGMAS)
-        # |ω| − i counts the tokens from this one to the end of its macro action.
+        # n − i counts the tokens from this one to the end of its macro action; on padding it is 0.
         left = self._spread(self.lengths) - self._offset
         raw = {
             "equal": torch.ones_like(left),
@@ -198,7 +215,8 @@ class MacroActions:
             "position_reversed": 1.0 / (self._offset + 1),
         }[sigma]
         raw = raw.float().masked_fill(~self.token_mask, 0.0)
-        return raw / self._spread(self.sum(raw)).masked_fill(~self.token_mask, 1.0)
+        sums = self._spread(self.sum(raw)).masked_fill(~self.token_mask, 1.0)  # no 0 / 0 on padding
+        return raw / sums
 
     def broadcast(self, y: Tensor) -> Tensor:
         """Each token gets its macro action's value: y [B,S] → [B,T], 0 on padding. Differentiable.
@@ -211,6 +229,7 @@ class MacroActions:
         return self._spread(y)
 
     def _spread(self, y: Tensor) -> Tensor:
+        """[B,T]: each token's entry of y [B,S], 0 on padding, which reads the spare column."""
         return torch.nn.functional.pad(y, (0, 1)).gather(1, self._slot)
 
 

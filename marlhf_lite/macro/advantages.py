@@ -27,12 +27,14 @@ def gae(
     Returns:
         (advantages, returns), each [B,S] float32, 0 on padding.
     """
-    rewards, values = clean("rewards", rewards, mask), clean("values", values, mask)
-    discounts = gamma * torch.as_tensor(lam, dtype=values.dtype, device=values.device).expand_as(
-        values
-    )
+    rewards = clean("rewards", rewards, mask)
+    values = clean("values", values, mask)
+    lam = torch.as_tensor(lam, dtype=values.dtype, device=values.device)
+    discounts = gamma * lam.expand_as(values)
     advantages = torch.zeros_like(values)
-    advantage = following = values.new_zeros(len(values))
+    # From the last step to the first: Â and V of the step that follows, 0 after the last one.
+    advantage = values.new_zeros(len(values))
+    following = values.new_zeros(len(values))
     for step in reversed(range(values.shape[1])):
         delta = rewards[:, step] + gamma * following - values[:, step]
         valid = mask[:, step]  # a hole passes on the sum of what follows it
@@ -56,14 +58,23 @@ def whiten(x: Tensor, mask: Tensor, reduce: Callable[[Tensor], Tensor] | None = 
         [B,S] float32, 0 on padding.
     """
     x = clean("x", x, mask)
-    reduce = reduce or (lambda t: t)
-    count, total = reduce(torch.stack([mask.sum().float(), x.sum()]))
+
+    def sum_over_processes(*sums: Tensor) -> Tensor:
+        stacked = torch.stack(sums)
+        return reduce(stacked) if reduce else stacked
+
+    # 1. The mean.
+    count, total = sum_over_processes(mask.sum().float(), x.sum())
     count = count.clamp(min=1.0)
     mean = total / count
     centred = (x - mean).masked_fill(~mask, 0.0)
-    residual, squares = reduce(torch.stack([centred.sum(), centred.square().sum()])) / count
-    # The residual is what rounding left of the mean. A variance within rounding of the elements' size counts as 0.
+
+    # 2. The variance. The residual is what rounding left of the mean. A variance within rounding of the elements' size
+    # counts as 0.
+    residual, squares = sum_over_processes(centred.sum(), centred.square().sum()) / count
     variance = (squares - residual**2).clamp(min=0.0)
-    flat = variance <= 1e-12 * (mean**2 + squares)
-    scaled = (centred - residual) * torch.where(flat, 1.0, variance).rsqrt()
-    return scaled.masked_fill(flat | ~mask, 0.0)
+    is_flat = variance <= 1e-12 * (mean**2 + squares)
+
+    # 3. Scale.
+    scaled = (centred - residual) * torch.where(is_flat, 1.0, variance).rsqrt()
+    return scaled.masked_fill(is_flat | ~mask, 0.0)

@@ -19,7 +19,8 @@ def border_lam(macro: MacroActions, lam: float | Tensor) -> Tensor:
     Returns:
         [B,T] float32; 1 on padding and holes.
     """
-    return torch.where(macro.weights("unit") > 0, lam, 1.0)
+    is_last = macro.weights("unit") > 0  # the last token of a macro action
+    return torch.where(is_last, lam, 1.0)
 
 
 def adaptive_lam(mask: Tensor, alpha: float) -> Tensor:
@@ -34,4 +35,5 @@ def adaptive_lam(mask: Tensor, alpha: float) -> Tensor:
     Returns:
         [B,1] float32.
     """
-    return (1.0 - 1.0 / (alpha * mask.sum(1, keepdim=True).clamp(min=1))).clamp(min=0.0)
+    steps = mask.sum(1, keepdim=True).clamp(min=1)  # a response without steps needs no λ
+    return (1.0 - 1.0 / (alpha * steps)).clamp(min=0.0)

@@ -46,10 +46,17 @@ class LargestChange(TerminationRule):
                 f"{self.of}: termination by the largest change needs {self.of} [B,T]: pass them"
             )
         signal = clean(self.of, signal.detach(), mask)
-        change = signal.diff(dim=1, prepend=signal[:, :1]).abs() if self.of == "values" else -signal
+        if self.of == "values":
+            change = signal.diff(dim=1, prepend=signal[:, :1]).abs()
+        else:  # the least sure token has the lowest log-probability
+            change = -signal
         # The first token always begins a macro action, padding never.
         change = change.masked_fill(~mask, -math.inf)
         change[:, :1] = math.inf
+
+        # The `wanted` tokens of the largest change begin one. `order` has the tokens from the largest change to the
+        # smallest; sorting it again gives each token its rank, from 0.
         wanted = (mask.sum(1, keepdim=True) / self.n).ceil()
-        rank = change.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+        order = change.argsort(dim=1, descending=True, stable=True)
+        rank = order.argsort(dim=1)
         return MacroActions.from_starts(rank < wanted, mask)

@@ -28,14 +28,17 @@ class RandomizedNGram(TerminationRule):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lengths", tuple(self.lengths))
+        object.__setattr__(
+            self, "lengths", tuple(self.lengths)
+        )  # the only way in a frozen dataclass
         _check_lengths(self.lengths)
 
     def segment(
         self, mask: Tensor, *, step: int = 0, process: int = 0, **context: Any
     ) -> MacroActions:
-        bag = torch.tensor(self.lengths * self.repeats, device=mask.device).expand(len(mask), -1)
-        ends = _shuffle(bag, self.seed, step, process).cumsum(1)
+        lengths = torch.tensor(self.lengths * self.repeats, device=mask.device)
+        of_each_response = lengths.expand(len(mask), -1)
+        ends = _shuffle(of_each_response, self.seed, step, process).cumsum(1)
         return _cut_after(ends, mask)
 
 
@@ -49,10 +52,11 @@ class Listed(TerminationRule):
         _check_lengths(self.lengths)
 
     def segment(self, mask: Tensor, **context: Any) -> MacroActions:
-        ends = torch.tensor(
-            self.lengths + self.lengths[-1:] * mask.shape[1], device=mask.device
-        ).cumsum(0)
-        return _cut_after(ends.expand(len(mask), -1), mask)
+        # As many copies of the last length as the longest response could need; ends beyond it are ignored.
+        last_one_repeated = self.lengths[-1:] * mask.shape[1]
+        lengths = torch.tensor(self.lengths + last_one_repeated, device=mask.device)
+        ends = lengths.cumsum(0).expand(len(mask), -1)
+        return _cut_after(ends, mask)
 
 
 @dataclass(frozen=True)
@@ -93,17 +97,21 @@ def _check_lengths(lengths: tuple[int, ...]) -> None:
 
 
 def _shuffle(lengths: Tensor, seed: int, step: int, process: int) -> Tensor:
-    """[B,K]: each row of lengths [B,K] in its own order, by sorting a random key per entry; zeros last."""
+    """[B,K]: each row of lengths [B,K] in its own random order, which follows from the numbers; zeros come last."""
     name = f"{seed} {step}"
     if process:  # the first process draws what one alone does
         name += f" {process}"
     generator = torch.Generator().manual_seed(random.Random(name).getrandbits(63))
+    # A random key below 1 for each entry, and a larger one for zeros, which pad a row: sorted, they give the order.
     keys = torch.rand(lengths.shape, generator=generator).to(lengths.device)
-    return lengths.gather(1, keys.masked_fill(lengths == 0, 2.0).argsort(dim=1, stable=True))
+    keys = keys.masked_fill(lengths == 0, 2.0)
+    return lengths.gather(1, keys.argsort(dim=1, stable=True))
 
 
 def _cut_after(ends: Tensor, mask: Tensor) -> MacroActions:
     """Macro actions that end after that many tokens, ``ends`` [B,K]; ends beyond the width are ignored."""
     T = mask.shape[1]
+    # After an end the next one begins. Column T is spare: ends at the width and beyond go there, and are cut off.
     starts = torch.zeros(len(mask), T + 1, dtype=torch.bool, device=mask.device)
-    return MacroActions.from_starts(starts.scatter_(1, ends.clamp(max=T), True)[:, :T], mask)
+    starts.scatter_(1, ends.clamp(max=T), True)
+    return MacroActions.from_starts(starts[:, :T], mask)

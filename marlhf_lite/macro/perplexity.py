@@ -47,7 +47,7 @@ class Perplexity(TerminationRule):
         # Sums of float32 numbers are exact in float64 unless they differ widely, so equal tokens never count as a rise.
         nll = -exact(clean("ref_logprobs", ref_logprobs.detach(), mask))
         starts = _RISES[self.rule](nll).to(mask.device) & mask
-        if self.early:
+        if self.early:  # each one token before
             starts = torch.nn.functional.pad(starts, (0, 1))[:, 1:]
         return MacroActions.from_starts(starts, mask)
 

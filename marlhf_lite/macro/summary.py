@@ -1,6 +1,7 @@
 """Describe a segmentation, and measure how far two of them agree."""
 
 import torch
+from torch import Tensor
 
 from marlhf_lite.macro.actions import MacroActions
 from marlhf_lite.utils.errors import InputError
@@ -20,14 +21,16 @@ def describe(macro: MacroActions) -> dict:
     """
     lengths, counts = macro.lengths[macro.mask].unique(return_counts=True)
     histogram = dict(zip(lengths.tolist(), counts.tolist(), strict=True))
-    responses, tokens, steps = len(macro.ids), int(macro.token_mask.sum()), int(macro.mask.sum())
+    responses = len(macro.ids)
+    tokens = int(macro.token_mask.sum())
+    macro_actions = int(macro.mask.sum())
     return {
         "responses": responses,
         "tokens": tokens,
-        "macro_actions": steps,
-        "macro_actions_per_response": steps / max(responses, 1),
-        "mean_length": tokens / max(steps, 1),
-        "single_share": histogram.get(1, 0) / max(steps, 1),
+        "macro_actions": macro_actions,
+        "macro_actions_per_response": macro_actions / max(responses, 1),
+        "mean_length": tokens / max(macro_actions, 1),
+        "single_share": histogram.get(1, 0) / max(macro_actions, 1),
         "histogram": histogram,
     }
 
@@ -43,7 +46,17 @@ def boundary_f1(a: MacroActions, b: MacroActions) -> float:
         raise InputError(
             "b: it covers other tokens than a: give two segmentations of the same responses"
         )
-    # ids fall to -1 where padding or a hole begins
-    inner = [(m.ids.diff(dim=1) == 1) & m.token_mask[:, :-1] for m in (a, b)]
-    both, total = int((inner[0] & inner[1]).sum()), int(inner[0].sum() + inner[1].sum())
-    return 2 * both / total if total else 1.0
+    bounds_of_a = _inner_boundaries(a)
+    bounds_of_b = _inner_boundaries(b)
+    shared = int((bounds_of_a & bounds_of_b).sum())
+    total = int(bounds_of_a.sum() + bounds_of_b.sum())
+    return 2 * shared / total if total else 1.0
+
+
+def _inner_boundaries(macro: MacroActions) -> Tensor:
+    """[B,T−1] bool: True if a macro action ends at this token and the next one begins right after it.
+
+    Ids rise by 1 there. They also rise by 1 or more after padding and holes, whose id is −1: these do not count.
+    """
+    rises = macro.ids.diff(dim=1) == 1
+    return rises & macro.token_mask[:, :-1]

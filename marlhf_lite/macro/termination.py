@@ -39,7 +39,9 @@ class TerminationRule:
         """Segment ``mask`` [B,T] bool, True on valid tokens, with or without holes. Other context is ignored."""
         rows, context = turns_as_rows(mask, context)
         macro = self.segment(rows, **context)
-        return macro if rows is mask else from_rows(check_segmentation(macro, rows), mask)
+        if rows is mask:  # there are no holes: a row is a response
+            return macro
+        return from_rows(check_segmentation(macro, rows), mask)
 
     def segment(self, mask: Tensor, **context: Any) -> MacroActions:
         """Return macro actions for rows without holes (responses or turns); ``mask`` [B,T] bool is right-padded."""
@@ -83,7 +85,10 @@ class FixedNGram(TerminationRule):
 
     def segment(self, mask: Tensor, **context: Any) -> MacroActions:
         place = torch.arange(mask.shape[1], device=mask.device)
-        starts = place % self.n == 0 if self.n < mask.shape[1] else place == 0
+        if self.n < mask.shape[1]:
+            starts = place % self.n == 0
+        else:  # also infinity, by which an integer cannot be divided
+            starts = place == 0
         return MacroActions.from_starts(starts.expand_as(mask), mask)
 
 
@@ -115,11 +120,13 @@ def check_segmentation(macro: MacroActions, mask: Tensor) -> MacroActions:
         macro = MacroActions.from_ids(macro.ids.to(mask.device))
     except InputError as error:
         raise InputError(f"termination rule: {error}") from None
-    if (differ := macro.token_mask != mask).any():
-        row = first_true(differ)[0]
-        counts = [int(m[row].sum()) for m in (macro.token_mask, mask)]
+    differs = macro.token_mask != mask
+    if differs.any():
+        row, _ = first_true(differs)
+        covered = int(macro.token_mask[row].sum())
+        tokens = int(mask[row].sum())
         raise InputError(
             "termination rule: it left response tokens out of macro actions, or put padding into one: "
-            f"response {row} has {counts[1]} tokens, its macro actions cover {counts[0]}"
+            f"response {row} has {tokens} tokens, its macro actions cover {covered}"
         )
     return macro

@@ -9,20 +9,27 @@ from marlhf_lite.macro.actions import MacroActions
 
 
 def turns_as_rows(mask: Tensor, context: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-    """N turns of ``mask`` [B,T] bool, the longest of W tokens, as a mask [N,W], and the context of a rule with [N,W]
-    instead of every [B,T]. A mask without holes comes back unchanged, with its context.
+    """Give each turn of a batch a row of its own: the mask of these rows, and the context of a rule for them.
+
+    Of ``mask`` [B,T] bool with N turns, the longest of W tokens, the new mask is [N,W], padded on the right, and so is
+    every tensor [B,T] of the context; all else in it stays. A mask without holes comes back itself, with its context.
     """
-    if not (mask[:, 1:] & ~mask[:, :-1]).any():
+    # A turn begins at a valid token after one that is not: beyond the first column only a hole makes that.
+    has_holes = (mask[:, 1:] & ~mask[:, :-1]).any()
+    if not has_holes:
         return mask, context
     turns = MacroActions.from_starts(torch.zeros_like(mask), mask)
     lengths = turns.lengths[turns.mask][:, None]
     rows = torch.arange(int(lengths.max()), device=mask.device) < lengths
 
-    def move(x: Any) -> Any:  # tokens keep their order
-        same = isinstance(x, Tensor) and x.shape == mask.shape
-        return x.new_zeros(rows.shape).masked_scatter(rows, x[mask]) if same else x
-
-    return rows, {name: move(x) for name, x in context.items()}
+    # Both masks are True on the same tokens in the same order, so values move from one to the other in this order.
+    context_of_rows = {}
+    for name, x in context.items():
+        is_by_token = isinstance(x, Tensor) and x.shape == mask.shape
+        if is_by_token:
+            x = x.new_zeros(rows.shape).masked_scatter(rows, x[mask])
+        context_of_rows[name] = x
+    return rows, context_of_rows
 
 
 def from_rows(macro: MacroActions, mask: Tensor) -> MacroActions:

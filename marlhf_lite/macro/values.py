@@ -62,7 +62,8 @@ def macro_rewards(
     counts = macro.mask.sum(1)
     scores = clean("scores", scores, counts > 0)
     steps = torch.arange(pooled.shape[1], device=pooled.device)
-    return pooled + (steps == (counts - 1)[:, None]) * scores[:, None]
+    is_last_step = steps == (counts - 1)[:, None]
+    return pooled + is_last_step * scores[:, None]
 
 
 def _turn_scores(scores: Tensor, macro: MacroActions) -> Tensor:
@@ -71,7 +72,9 @@ def _turn_scores(scores: Tensor, macro: MacroActions) -> Tensor:
     if len(scores) != len(turns.ids) or scores.shape[1] < turns.width:
         expected = f"{len(turns.ids)} responses with a score for each of up to {turns.width} turns"
         raise InputError(f"scores: expected {expected}, got shape {tuple(scores.shape)}")
-    return macro.sum(turns.broadcast(scores[:, : turns.width]) * turns.weights("unit"))
+    score_of_each_token = turns.broadcast(scores[:, : turns.width])  # that of its turn
+    is_last_of_turn = turns.weights("unit")  # 1 at the last token, else 0
+    return macro.sum(score_of_each_token * is_last_of_turn)
 
 
 def kl_per_token(
