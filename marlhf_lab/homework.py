@@ -25,13 +25,13 @@ def one_case(draw: torch.Generator) -> dict[str, tuple[list, torch.Tensor]]:
     # 1. New numbers: a response, its price of KL by token, its values and score, and two policies.
     length = int(torch.randint(1, 13, (), generator=draw))
     n = int(torch.randint(1, 13, (), generator=draw))
-    prices, values, old, moves = torch.randn(4, 1, length, generator=draw)
+    penalties, values, old, moves = torch.randn(4, 1, length, generator=draw)
     score, lam = torch.rand(2, generator=draw)
     new = old + 0.3 * moves
     # 2. The library's results.
     macro = FixedNGram(n)(torch.ones(1, length, dtype=torch.bool))
     (spans,) = macro.spans()
-    rewards = macro_rewards(prices, score[None], macro)
+    rewards = macro_rewards(penalties, score[None], macro)
     pooled = macro_values(values, macro)
     advantages, _ = gae(rewards, pooled, macro.mask, lam=lam.item())
     of_tokens = macro.broadcast(advantages)
@@ -39,7 +39,7 @@ def one_case(draw: torch.Generator) -> dict[str, tuple[list, torch.Tensor]]:
     # 3. Arguments as plain lists and numbers, as the homework has them.
     return {
         "spans": ([length, n], torch.tensor(spans)),
-        "rewards": ([prices[0].tolist(), score.item(), spans], rewards[0]),
+        "rewards": ([penalties[0].tolist(), score.item(), spans], rewards[0]),
         "values": ([values[0].tolist(), spans], pooled[0]),
         "advantages": ([rewards[0].tolist(), pooled[0].tolist(), lam.item()], advantages[0]),
         "to_tokens": ([advantages[0].tolist(), spans], of_tokens[0]),
