@@ -41,6 +41,11 @@ NEVER = [  # name, study, method: how many runs never reach the score of 0.8, so
         "critic_confirm",
         "seeing MA-PPO",
     ),
+    (
+        "lam_far: PPO-0.99 runs that never arrive, critic trained first",
+        "lam_far",
+        "trained 0.99",
+    ),
 ]
 
 
