@@ -342,13 +342,17 @@ def merge(layers: Sequence[dict]) -> dict:
 
 
 def _read_resumed_run(command: str, folder: str, flags: dict) -> dict:
-    """Return the options of the run that `--resume` names. Raises `InputError` if it is not a run of this command."""
+    """Return the options of the run that `--resume` names, without those that belong to one start (`OF_THE_START`).
+
+    Raises `InputError` if it is not a run of this command.
+    """
     run = RunFolder.open(folder)
     made_by = run.manifest["command"]  # empty in runs of version 1.0
     if made_by and made_by != command:
         resume = f"marlhf {made_by} --resume {shlex.quote(folder)}"
         raise InputError(f"--resume {folder}: a run of marlhf {made_by}: give {resume}")
-    if (Path(folder) / "checkpoints").is_dir():
+    is_folder_of_a_stage = (Path(folder) / "checkpoints").is_dir()
+    if is_folder_of_a_stage:
         raise InputError(f"--resume {folder}: the folder of one stage: give the run that it is in")
     if "output_dir" in flags:
         raise InputError(
@@ -397,7 +401,8 @@ def _inherit(parser: OptionParser, given: dict) -> dict:
         source = f"--{option} {folder}"
         stored = {name: config[name] for name in INHERITED if name in config}
         of_run = parser.read_values(stored, f"{folder}/{CONFIG}")
-        if "dataset" in of_run:
+        is_on_data = "dataset" in of_run
+        if is_on_data:
             of_run = {"size": o.DataConfig.size} | of_run
 
         # 3. If it read other rows, its data options do not count: the user has given others, or policies have.

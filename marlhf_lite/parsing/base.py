@@ -93,7 +93,7 @@ def cut(tree: nltk.Tree, bounds: Sequence[int], most: int) -> Iterator[tuple[int
         most: the largest number of tokens with which a node of several leaves stays whole.
     """
     # 1. Count the leaves below every node, from the bottom up: `nodes` has parents before children.
-    leaves_below: dict[int, int] = {}  # the node's id -> its leaves; two nodes may be equal
+    leaves_below: dict[int, int] = {}  # by the node's id, since two nodes may be equal
     for node in reversed(nodes(tree)):
         if isinstance(node, nltk.Tree):
             leaves_below[id(node)] = sum(leaves_below.get(id(child), 1) for child in node)

@@ -138,9 +138,8 @@ class Parsing(_TextRule):
         They are what `ResponseTokens.starts` takes: `begin` for a phrase, `join` for a node with a single leaf, and
         `single` for a sentence without a tree.
         """
-        most = (
-            self.cutoff if self.inclusive else self.cutoff - 1
-        )  # tokens of a phrase that stays whole
+        # tokens that a phrase may have to stay whole
+        most = self.cutoff if self.inclusive else self.cutoff - 1
         done = 0  # tokens of earlier sentences: a token that straddles two belongs to the first
         for sentence in sentences:
             end = max(done, response.count_before(sentence.end))
@@ -154,8 +153,9 @@ class Parsing(_TextRule):
                     bounds.append(max(done, after_leaf))
                 bounds.append(end)
                 for phrase_end, has_one_leaf in cut(sentence.tree, bounds, most):
-                    if done < phrase_end:  # else it has no token: they belong to the leaf before it
-                        yield phrase_end, "join" if has_one_leaf else "begin"
+                    kind = "join" if has_one_leaf else "begin"
+                    if done < phrase_end:  # else its tokens belong to the leaf before it
+                        yield phrase_end, kind
                     done = phrase_end
                 yield end, "join"  # something is left only of a tree without leaves
             done = end

@@ -28,7 +28,8 @@ def chat_writer(tokenizer, choice: str, date: str = "") -> "Chat | None":
     start of the `date` (YYYY-MM-DD; default: today). Raises `InputError` if the file cannot be read, and at the first
     messages if the template cannot write a question: data of text need none.
     """
-    if choice not in WORDS:
+    is_file = choice not in WORDS
+    if is_file:
         try:
             tokenizer.chat_template = Path(choice).expanduser().read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -87,31 +88,43 @@ class Chat:
         """
         for turns in (prompt, *answers):
             check_roles(turns, _source(self.tokenizer.chat_template))
-        prompt = [self._with_thought_by_its_name(turn) for turn in prompt]
-        text = self(prompt)
-        self.source_of_prompt[text] = list(prompt)
-        if not _contains_all(text, [turn["content"] for turn in prompt]):
+
+        # 1. The prompt, which `__call__` writes. What it lacks of the messages is counted for a note.
+        prompt = [self._with_thought_under_name_of_template(turn) for turn in prompt]
+        written_prompt = self(prompt)
+        self.source_of_prompt[written_prompt] = list(prompt)
+        if not _contains_all(written_prompt, [turn["content"] for turn in prompt]):
             self.left_out += 1
-        _check_tool_calls(text, prompt)
-        written = []
+        _check_tool_calls(written_prompt, prompt)
+
+        # 2. The answers. Texts that the template omits are put back, and thoughts beside the text are counted.
+        written_answers = []
         for turns in answers:
-            turns = [self._with_thought_by_its_name(turn) for turn in turns]
-            answer = self._write_answer(text, prompt, turns)
+            turns = [self._with_thought_under_name_of_template(turn) for turn in turns]
+            answer = self._write_answer(written_prompt, prompt, turns)
             _check_tool_calls(answer, turns)
             if not _contains_all(answer, [thought_of(turn) for turn in turns]):
                 self.thoughts_left_out += 1
-            written.append(self._without_end_of_turn(answer))
-        return text, written
+            written_answers.append(self._without_end_of_turn(answer))
+        return written_prompt, written_answers
 
-    def _with_thought_by_its_name(self, turn: dict) -> dict:
-        """Return the message with its thought under the name that the template reads, which may not be the data's."""
+    def _with_thought_under_name_of_template(self, turn: dict) -> dict:
+        """Return a message in which its thought has the name that the chat template reads.
+
+        Data and templates call it by one of the names in `THOUGHTS`. The message stays as it is if it has no thought, or
+        if the template reads none.
+        """
         source = _source(self.tokenizer.chat_template)
-        names_in_data = [key for key in THOUGHTS if key in turn]
-        names_in_template = [key for key in THOUGHTS if key in source]
-        if not names_in_data or not names_in_template or names_in_data[0] in source:
+        names_in_data = [name for name in THOUGHTS if name in turn]
+        names_in_template = [name for name in THOUGHTS if name in source]
+        if not names_in_data or not names_in_template:
             return turn
-        without_thought = {key: value for key, value in turn.items() if key != names_in_data[0]}
-        return without_thought | {names_in_template[0]: turn[names_in_data[0]]}
+        name = names_in_data[0]
+        if name in names_in_template:
+            return turn
+        renamed = dict(turn)
+        renamed[names_in_template[0]] = renamed.pop(name)
+        return renamed
 
     def _write_answer(self, text: str, prompt: Sequence[dict], turns: Sequence[dict]) -> str:
         """Return what the template writes after the prompt's `text` for the messages of an answer (`turns`).
@@ -130,7 +143,9 @@ class Chat:
             marked_turns.append({**turn, "content": mark})
         answer = self._render([*prompt, *marked_turns])[len(text) :]
         for turn, mark in zip(turns, marks, strict=True):
-            answer = answer.replace(mark, turn["content"], 1)
+            answer = answer.replace(
+                mark, turn["content"], 1
+            )  # the first one: a text may have marks
         return answer
 
     def _without_end_of_turn(self, answer: str) -> str:
@@ -184,6 +199,7 @@ class Chat:
             if token != other:
                 return end_of_same
             end_of_same = end
+        # Neither has another token as far as both go.
         is_whole_prompt = len(ids) <= len(encoded["input_ids"])
         return len(prompt) if is_whole_prompt else end_of_same
 

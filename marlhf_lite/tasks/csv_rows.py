@@ -46,7 +46,7 @@ def rows_of_table(text: str) -> Table:
     table = Table()
     lines_of_file = split_lines(text)
 
-    # 1. The separator: the one that a first line names, else the one that the header has most often.
+    # 1. The separator: the one that a line `sep=;` before the header names, else the one that the header has most often.
     named_separator = SEPARATOR_LINE.match(text)
     if named_separator:
         text = text[named_separator.end() :]
@@ -71,7 +71,7 @@ def rows_of_table(text: str) -> Table:
     try:
         for fields in reader:
             first_line = last_line + 1
-            last_line = lines_before_reader + reader.line_num
+            last_line = lines_before_reader + reader.line_num  # the lines that are read so far
             if not fields:
                 table.other_lines["blank"] += last_line - first_line + 1
             elif not header:
@@ -84,7 +84,7 @@ def rows_of_table(text: str) -> Table:
                 if last_line > first_line:
                     rows_of_several_lines.append(LinesOfRow(row, first_line, last_line))
                     table.other_lines["inside quotes"] += last_line - first_line
-    except csv.Error as error:
+    except csv.Error as error:  # of the reader, or of `_check_row`
         hint = (
             f"put fields with {separator!r}, quotes or line breaks in double quotes, "
             "and double the quotes in them"
@@ -96,7 +96,7 @@ def rows_of_table(text: str) -> Table:
         place = rows_of_several_lines[0]
         table.first_of_several = f"row {place.row}, lines {place.first} to {place.last}"
         _check_joined_rows(lines_of_file, rows_of_several_lines, separator, len(header))
-    _check_sum(table, len(lines_of_file))
+    _check_all_lines_are_counted(table, len(lines_of_file))
     return table
 
 
@@ -112,7 +112,11 @@ def _checked_header(fields: list[str]) -> list[str]:
 
 
 def _check_row(fields: list[str], header: list[str], row: int, line: int) -> None:
-    """Raise `csv.Error` for another number of fields than the header has, `InputError` for the header itself."""
+    """Raise `InputError` for a row that is the header again.
+
+    Raises `csv.Error` for another number of fields than the header has: its cause is like those that the reader finds,
+    and so is its fix.
+    """
     if len(fields) != len(header):
         raise csv.Error("its number of fields differs from the header's")
     cells = [
@@ -153,7 +157,7 @@ def _check_joined_rows(
         raise InputError(f"{fault}, and each is a whole row without it: {fix}")
 
 
-def _check_sum(table: Table, lines: int) -> None:
+def _check_all_lines_are_counted(table: Table, lines: int) -> None:
     """Raise `InputError` if the reader has not seen every line of the file, or has seen one twice."""
     counted = len(table.rows) + sum(table.other_lines.values())
     if counted != lines:

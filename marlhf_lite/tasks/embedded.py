@@ -40,13 +40,16 @@ def load_embedded(name: str, size: int | None, seed: int, part: str = "") -> "Ta
     included, and the reward teaches what is right. Programs have no `rejected` and so no part for a reward model.
     Raises `InputError` for an unknown `part`, and for too small a size.
     """
-    from marlhf_lite.tasks.splits import check_part, make_task  # `datasets` takes long to import
+    from marlhf_lite.tasks.splits import (
+        check_part_is_known,
+        make_task,
+    )  # `datasets` takes long to import
 
     if name == "tiny-umbrella":  # made when it is loaded: `part` chooses the stories' length
         from marlhf_lite.tasks.tiny_umbrella.stories import load_tiny_umbrella
 
         return load_tiny_umbrella(size, seed, part)
-    check_part(name, part)
+    check_part_is_known(name, part)
     if name == "tiny-guess":
         from marlhf_lite.tasks.tiny_guess.game import load_tiny_guess
 

@@ -80,7 +80,7 @@ def read_and_account(path: str | Path) -> tuple[list[dict], FileAccount]:
             refuse_lookalike(content, packing)
             content = unpack(content, packing)
         refuse_lookalike(content, kind)
-        rows, account = _rows(content, kind, path)
+        rows, account = _rows_and_account(content, kind, path)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except Exception as error:  # such as a truncated archive
@@ -95,7 +95,7 @@ def read_and_account(path: str | Path) -> tuple[list[dict], FileAccount]:
     return rows, account
 
 
-def _rows(content: bytes, kind: str, name: str) -> tuple[list, FileAccount]:
+def _rows_and_account(content: bytes, kind: str, name: str) -> tuple[list, FileAccount]:
     """Return the rows in the content of a file of this kind, such as `.csv`, and the account of its lines."""
     if kind == ".parquet":
         rows = _rows_of_parquet(content)
@@ -137,7 +137,7 @@ def _rows_of_parquet(content: bytes) -> list[dict]:
     for column, feature in features.items():
         if _has_json(feature):
             for row in rows:
-                row[column] = _parsed(row[column], feature)
+                row[column] = _with_json_parsed(row[column], feature)
     return rows
 
 
@@ -150,20 +150,20 @@ def _has_json(feature) -> bool:
     return feature.get("_type") == "Json" or any(_has_json(part) for part in feature.values())
 
 
-def _parsed(value, feature):
-    """Return a value with its JSON texts parsed, at the places that its feature names."""
+def _with_json_parsed(value, feature):
+    """Return a value with its JSON texts parsed; its feature, a list or a dict, says where they are (`_has_json`)."""
     if value is None:
         return None
     if isinstance(feature, list):  # a list, as older versions of `datasets` describe it
-        return [_parsed(item, feature[0]) for item in value]
+        return [_with_json_parsed(item, feature[0]) for item in value]
     if feature.get("_type") == "Json":
         return json.loads(value) if isinstance(value, str) else value
     if "feature" in feature and isinstance(value, list):  # a list of a newer version
-        return [_parsed(item, feature["feature"]) for item in value]
+        return [_with_json_parsed(item, feature["feature"]) for item in value]
     if isinstance(value, dict):
         feature_of = feature.get("feature", feature)  # name -> feature
         parsed = dict(value)
         for name in value.keys() & feature_of.keys():
-            parsed[name] = _parsed(value[name], feature_of[name])
+            parsed[name] = _with_json_parsed(value[name], feature_of[name])
         return parsed
     return value

@@ -14,7 +14,7 @@ from marlhf_lite.tasks.sources import (
     Found,
     find_rows,
     form_of_rows,
-    has_chats,
+    most_rows_have_messages,
     name_of_test,
     place_in_files,
 )
@@ -62,7 +62,7 @@ def find_and_check_rows(
     # 1. What takes the place of the chat template, if one will write the rows: see `load_task`.
     writer: str | Chat = template
     is_for_texts = chat_template == "text"
-    if not form.has_fixed_prompts and (is_for_texts or has_chats(found.rows, form)):
+    if not form.has_fixed_prompts and (is_for_texts or most_rows_have_messages(found.rows, form)):
         source = _source_of_template(model, chat_template)
         has_template = source != ""
         if has_template:
@@ -74,7 +74,7 @@ def find_and_check_rows(
         place_of = partial(place_in_files, found.files)
         to_preferences(found.rows, dataset, bad_rows, train_form, place_of)
     if isinstance(found.test, list):
-        convert_test = form.convert_test or form.convert
+        convert_test = form.convert_test or form.convert  # only APPS has the former
         test_form = replace(form, convert=partial(convert_test, template=writer))
         place_of = partial(place_in_files, found.test_files)
         to_preferences(found.test, name_of_test(dataset, found), bad_rows, test_form, place_of)

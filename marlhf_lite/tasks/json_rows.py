@@ -3,7 +3,11 @@
 import json
 import re
 
-from marlhf_lite.tasks.no_data import refuse_columns, refuse_lists_of_lists, refuse_other_lists
+from marlhf_lite.tasks.no_data import (
+    refuse_object_that_is_no_row,
+    refuse_lists_of_lists,
+    refuse_other_lists,
+)
 from marlhf_lite.utils.errors import InputError
 
 DEEPEST = 100  # levels of lists and objects in a row; what writes rows later goes down them one call a level
@@ -29,7 +33,7 @@ def rows_of_lines(text: str) -> tuple[list, int]:
                 f"line {number}: not JSON ({error}): correct or delete the line"
             ) from None
     if len(rows) == 1:
-        refuse_columns(rows[0])
+        refuse_object_that_is_no_row(rows[0])
     return rows, blank
 
 
@@ -51,7 +55,7 @@ def rows_of_value(text: str) -> list:
     if isinstance(value, dict) and isinstance(value.get("data"), list):
         refuse_other_lists(value)
         return value["data"]
-    refuse_columns(value)
+    refuse_object_that_is_no_row(value)
     return [value]
 
 

@@ -18,12 +18,12 @@ from marlhf_lite.tasks.sources import (
     Found,
     find_rows,
     form_of_rows,
-    has_chats,
+    most_rows_have_messages,
     name_of_test,
     place_in_files,
-    refuse_where,
+    refuse_options,
 )
-from marlhf_lite.tasks.splits import Task, check_part, draw, make_task
+from marlhf_lite.tasks.splits import Task, check_part_is_known, draw, make_task
 from marlhf_lite.tasks.templates import Form
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.utils.errors import InputError
@@ -65,7 +65,7 @@ def load_task(
     writes_texts = chat is not None and chat.choice == "text"
     template_option = {"chat_template": "text"} if writes_texts else {}
     if dataset in EMBEDDED:
-        refuse_where(where | template_option, f"{dataset} is embedded and")
+        refuse_options(where | template_option, f"{dataset} is embedded and")
         for columns_of_function in row_columns:
             columns_of_function.choose(())  # embedded rows have no others: raises if one is needed
         return load_embedded(dataset, size, seed, part)
@@ -74,14 +74,14 @@ def load_task(
     found = found or find_rows(dataset, **where)
     form = form_of_rows(dataset, found.rows, where)
     if form.has_fixed_prompts:
-        refuse_where(template_option, f"{dataset}, whose prompts have a fixed form,")
+        refuse_options(template_option, f"{dataset}, whose prompts have a fixed form,")
+    check_part_is_known(dataset, part, form.parts)
     writer: str | Chat = template
     if chat is not None and not form.has_fixed_prompts:
-        has_rows_to_write = writes_texts or has_chats(found.rows, form)
+        has_rows_to_write = writes_texts or most_rows_have_messages(found.rows, form)
         # If most rows are text, the template writes none, and the few rows of messages are bad ones.
         writer = chat if has_rows_to_write else ONLY_TEXTS
     is_written_by_chat = writer is chat
-    check_part(dataset, part, form.parts)
     form = _with_columns(form, found.rows, row_columns)
 
     # 3. Convert them to the columns of a task.
@@ -94,18 +94,20 @@ def load_task(
         test, counts_of_test = convert(
             found.test,
             name_of_test(dataset, found),
-            form.convert_test or form.convert,
+            form.convert_test or form.convert,  # only APPS has the former
             place_of=partial(place_in_files, found.test_files),
         )
         counts = counts + counts_of_test
 
-    # 4. Draw `size` rows. A separate test set gives as many of them as would be held out without it.
+    # 4. Draw `size` rows, those of a separate test set included: as many as would be held out without it.
     test_size = None
     if size is not None:
         test_size = max(round(size * form.test_fraction), 1)
+        training_size = size
         if test is not None:
             test = draw(test, test_size, seed)
-        rows = draw(rows, max(size - len(test or ()), 0), seed)
+            training_size = max(size - len(test), 0)
+        rows = draw(rows, training_size, seed)
 
     # 5. Split them. With `--part`, rows that `form.convert` drops become the test part.
     task = make_task(

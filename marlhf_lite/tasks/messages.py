@@ -94,11 +94,11 @@ def _tool_calls(calls, column: str) -> list[dict]:
     for call in calls:
         call = _without_empty_fields(call)
         function = call.get("function")
-        has_arguments = function if isinstance(function, dict) else call
-        arguments = has_arguments.get("arguments")
+        name_and_arguments = function if isinstance(function, dict) else call
+        arguments = name_and_arguments.get("arguments")
         if isinstance(arguments, str):
             with suppress(ValueError):  # text that is not JSON stays as it is
-                has_arguments["arguments"] = json.loads(arguments)
+                name_and_arguments["arguments"] = json.loads(arguments)
         read.append(call)
     return read
 
@@ -120,10 +120,12 @@ def names_of_tool_calls(turn: Mapping) -> list[str]:
     """Return the names of the functions that a message calls."""
     names = []
     for call in turn.get("tool_calls", []):
-        function = call.get("function")
-        has_name = function if isinstance(function, dict) else call
-        if isinstance(has_name.get("name"), str):
-            names.append(has_name["name"])
+        function = call.get(
+            "function"
+        )  # OpenAI's form has the name under it, others have it beside
+        name = function.get("name") if isinstance(function, dict) else call.get("name")
+        if isinstance(name, str):
+            names.append(name)
     return names
 
 

@@ -1,6 +1,6 @@
 """Files that are not rows of data, though their names say so: what they look like, and what to type instead.
 
-A new kind is a new line of `LOOKALIKES` (by the first bytes of the file) or of `refuse_columns` (by the parsed value).
+A new kind is a new line of `LOOKALIKES` (by the first bytes of the file) or of `refuse_object_that_is_no_row` (by the parsed value).
 """
 
 import re
@@ -90,7 +90,10 @@ LOOKALIKES = (
 
 
 def refuse_lookalike(content: bytes, kind: str) -> None:
-    """Raise `InputError` if a file of this kind, such as `.jsonl` or `.gz`, cannot begin like this content."""
+    """Raise `InputError` if the content of a file begins like another kind of file than its name says.
+
+    `kind` is the end of the name, such as `.jsonl` or `.gz`.
+    """
     head = content[:HEAD]
     without_mark = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     for lookalike in LOOKALIKES:
@@ -101,18 +104,23 @@ def refuse_lookalike(content: bytes, kind: str) -> None:
             raise InputError(f"{lookalike.what}: {lookalike.fix}")
 
 
-def refuse_columns(value) -> None:
-    """Raise `InputError` if a JSON object is not a row but holds columns, splits, rows under a name, or an error."""
+def refuse_object_that_is_no_row(value) -> None:
+    """Raise `InputError` if a JSON object is probably not a row of data.
+
+    It may be a table by its columns, as pandas writes them, or several lists of rows, or a server's message of an error.
+    """
     if not isinstance(value, dict) or not value:
         return
     cells = list(value.values())
     _refuse_split_table(value)
+    # {"rows": [{"row": {...}}, ...]}, as the hub's server of rows sends them
     if isinstance(value.get("rows"), list):
         raise InputError("rows under the name rows: write that list as a file of its own")
     if all(isinstance(cell, dict) for cell in cells):
-        # {"prompt": {"0": ..., "1": ...}, "chosen": {...}}, or the same with row numbers outside
+        # {"prompt": {"0": ..., "1": ...}, "chosen": {...}}, or row numbers outside and the names of columns inside
         different_keys = {tuple(cell) for cell in cells}
-        if len(different_keys) == 1 and len(cells) > 1 and not _is_message(cells[0]):
+        is_row_of_messages = _is_message(cells[0])
+        if len(different_keys) == 1 and len(cells) > 1 and not is_row_of_messages:
             raise InputError(f"columns, not rows (pandas' orient columns or index): {RECORDS}")
         if len(cells) == 1 and all(str(key).isdigit() for key in cells[0]):
             raise InputError(f"columns, not rows (pandas' orient columns): {RECORDS}")

@@ -167,8 +167,8 @@ HUB: dict[str, tuple[Form, dict]] = {
 }
 
 
-def form_of(columns: Collection[str], names: str = "") -> Form:
-    """Return the form of rows with these columns; `names` are those that the user gives by `--columns`.
+def form_of(columns: Collection[str], user_columns: str = "") -> Form:
+    """Return the form of rows with these columns; `user_columns` is the value of `--columns`.
 
     A form of the paper's data is taken if more than half of its columns are there, so that a message names the missing
     ones. Rows with chosen and rejected answers may have some columns of the same names by chance, so they need all.
@@ -182,4 +182,4 @@ def form_of(columns: Collection[str], names: str = "") -> Form:
     is_of_the_paper = share(best) == 1 if has_pairs else share(best) > 0.5
     if is_of_the_paper:
         return best
-    return shapes.shape_of(columns, names)
+    return shapes.shape_of(columns, user_columns)

@@ -34,15 +34,17 @@ ANSWER_NAMES = ("completion", "response", "output", "answer")
 LABELS = ("label", "kto_tag")  # in the data of KTO: whether to learn an answer
 TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 TARGETS = (*COLUMNS, "completion", "messages", "system")  # what `--columns` may name
-# Names of answers of which one is better: without chosen and rejected, the names do not tell which. A word of `_BETTER`
+# Names of answers of which one is better: without chosen and rejected, the names do not tell which. A word of `_SAYS_WHICH_IS_BETTER`
 # counts only beside words that name an answer, so that `preferred_language` is a column like any other.
-_BETTER = re.compile(
+_SAYS_WHICH_IS_BETTER = re.compile(
     r"(?i)(is|non|dis)?(chosen|rejected|(dis)?prefer(red|ence)?|winner|loser|better|worse)"
 )
-_OF_ANSWERS = re.compile(
+_NAMES_AN_ANSWER = re.compile(
     r"(?i)(response|answer|completion|output|text|message|conversation|reply|ref|id|non|is|the|human|[abjk]|\d+)s?"
 )
-_NUMBERED = re.compile(r"(?i)(response|answer|completion|output|ref)s?_?([abjk\d]|good|bad)$")
+_ONE_OF_SEVERAL_ANSWERS = re.compile(
+    r"(?i)(response|answer|completion|output|ref)s?_?([abjk\d]|good|bad)$"
+)
 # Takes the place of a template if a chat template is there and most rows are text: texts stay as they are, and the few
 # rows of messages are bad rows. Written by the chat template, they would be in another form than all other prompts.
 ONLY_TEXTS = "only texts"
@@ -56,7 +58,7 @@ def _convert_row(
     template: str | Chat = "paper",
     answer_columns: Sequence[str] = ("chosen", "rejected"),
 ) -> dict[str, str]:
-    """Return the prompt and the answers of a row as texts, `prompt`, `chosen` and `rejected` if there are as many.
+    """Return the prompt and the answers of a row as texts: `prompt`, `chosen` and `rejected`; a single one is `chosen`.
 
     Texts stay as they are, except for white space at the end of an answer. Messages are written by the chat template,
     or without one as a transcript. A chat template with the choice `text` also writes a row of texts, with the prompt
@@ -77,7 +79,7 @@ def _convert_row(
         elif template.choice == "text":
             prompt, answers = _write_row(row, answer_columns, template)
             template.source_of_prompt[prompt] = row["prompt"]  # a user's function gets the text
-        else:
+        else:  # the template writes messages alone, and most rows have them
             raise BadRow("bad_chat", "text, but most rows are lists of messages")
     named_answers = dict(zip(("chosen", "rejected"), answers, strict=False))
     return templates.checked_row(prompt, **named_answers)
@@ -131,7 +133,10 @@ def _convert_row_for_sft(row: Mapping, template: str | Chat = "paper") -> dict[s
 def _write_row(
     row: Mapping, answer_columns: Sequence[str], template: str | Chat
 ) -> tuple[str, list[str]]:
-    """Return the prompt and the answers of a row as texts; a text among them counts as a message."""
+    """Return the prompt and the answers of a row of messages as texts; a text among them counts as a message.
+
+    `answer_columns` are two, one, or none if there is only a prompt.
+    """
     # 1. The messages of the prompt, and of the whole chat with each answer.
     prompt = row.get("prompt")  # rows whose answers are whole chats have none
     prompt_is_text = isinstance(prompt, str)
@@ -152,11 +157,13 @@ def _write_row(
 
     # 2. Where the answers begin: after what two chats share, else at the last message.
     if len(answer_columns) == 2:
-        start = _count_shared(*chats)
+        start = _count_shared_messages(*chats)
     else:
         start = len(chats[0]) - len(answer_columns)
-    answers = [chat[start:] for chat in chats] if answer_columns else []
-    return _write(template, chats[0][:start], answers)
+    answers = []
+    if answer_columns:
+        answers = [chat[start:] for chat in chats]
+    return _write_chat(template, chats[0][:start], answers)
 
 
 def _after_system(system: str, chat: Turns) -> Turns:
@@ -174,9 +181,8 @@ def _whole_chat(before: Turns, answer, column: str, prompt_is_text: bool) -> Tur
     """
     if isinstance(answer, str):
         templates.check_text(answer, column)
-        content = re.sub(
-            r"^ (?=\S)", "", answer
-        )  # one space before an answer, as after `Assistant:`
+        # Without the one space that separates an answer from `Assistant:`.
+        content = re.sub(r"^ (?=\S)", "", answer)
         return [*before, {"role": "assistant", "content": content}]
     turns = messages_of(answer, column)
     if not turns or turns[-1]["role"] != "assistant":
@@ -206,11 +212,11 @@ def _words(turns: Turns) -> str:
 def write_turns(source: str | Turns, template: str | Chat) -> str:
     """Return messages, or a text as the user's message, as this template writes them for a prompt."""
     turns = turns_of_text(source) if isinstance(source, str) else source
-    prompt, _ = _write(template, turns, answers=[])
+    prompt, _ = _write_chat(template, turns, answers=[])
     return prompt
 
 
-def _count_shared(chosen: Turns, rejected: Turns) -> int:
+def _count_shared_messages(chosen: Turns, rejected: Turns) -> int:
     """Return how many messages two chats share before the assistant answers in both.
 
     Raises `BadRow` if they share none.
@@ -230,7 +236,9 @@ def _count_shared(chosen: Turns, rejected: Turns) -> int:
     return shared
 
 
-def _write(template: str | Chat, prompt: Turns, answers: Sequence[Turns]) -> tuple[str, list[str]]:
+def _write_chat(
+    template: str | Chat, prompt: Turns, answers: Sequence[Turns]
+) -> tuple[str, list[str]]:
     """Return a prompt and its answers as the chat template writes them; without a template as a transcript.
 
     Raises `BadRow` for an empty prompt or answer, and for a prompt that ends with the assistant.
@@ -303,14 +311,14 @@ def _all_shapes() -> tuple[Form, ...]:
 SHAPES = _all_shapes()
 
 
-def shape_of(columns: Collection[str], names: str = "") -> Form:
-    """Return the first shape whose columns are all present and include those that `--columns` (`names`) names.
+def shape_of(columns: Collection[str], user_columns: str = "") -> Form:
+    """Return the first shape whose columns are all present and include those that the user names by `--columns`.
 
     If there is none, `PAIRS` is returned, so that its missing columns are reported. So it is if columns have names like
     those of two compared answers, although a shape without pairs would fit: it would ignore which answer is better.
     Columns that the user has named are taken as they are.
     """
-    named_by_user = {new for new, _ in _names(names)}
+    named_by_user = {new for new, _ in _new_and_old_names(user_columns)}
     shape = PAIRS
     for form in SHAPES:
         has_named_columns = named_by_user <= {*form.columns, *form.optional}
@@ -330,19 +338,19 @@ def names_a_compared_answer(column: str) -> bool:
     `better_response` and `response_a` are; `preferred_language` and `chosen_model` are not, because a word such as
     preferred counts only beside words that name an answer.
     """
-    if _NUMBERED.search(column):
+    if _ONE_OF_SEVERAL_ANSWERS.search(column):  # response_a, answer2, output_good
         return True
     words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+|\d+", column)  # isChosen and is_chosen are two words
     says_which_is_better = False
     for word in words:
-        if _BETTER.fullmatch(word):
+        if _SAYS_WHICH_IS_BETTER.fullmatch(word):
             says_which_is_better = True
-        elif not _OF_ANSWERS.fullmatch(word):
+        elif not _NAMES_AN_ANSWER.fullmatch(word):
             return False
     return says_which_is_better
 
 
-def _names(columns: str) -> list[list[str]]:
+def _new_and_old_names(columns: str) -> list[list[str]]:
     """Return the new and the old name of each column in `--columns`, which has new=old,new=old."""
     pairs = []
     for item in columns.split(","):
@@ -360,7 +368,7 @@ def rename(rows, columns: str):
     present = columns_of(rows)
     new_names: dict[str, str] = {}
     old_names: dict[str, str] = {}
-    for new, asked in _names(columns):
+    for new, asked in _new_and_old_names(columns):
         old = _present_name(asked, present)
         if old in new_names or new in old_names:
             raise InputError(f"--columns {columns}: a name occurs twice: give each column one name")
@@ -420,19 +428,21 @@ def to_preferences(
     """
     form = form or shape_of(columns_of(rows))
     _check_columns(rows, source, form)
-    if form.name and isinstance(rows, list):  # the paper's data, without a name, have JSON as text
+    # Cells of the paper's data may be JSON as text. Data of `datasets` have types, and may be too many to look at.
+    if not form.has_fixed_prompts and isinstance(rows, list):
         refuse_written_lists(rows, form.columns, source)
     kept = []
     counts = Counter(read=0)
     for number, row in enumerate(rows, start=1):
         counts["read"] += 1
         try:
-            _check_cells(row, form)
-            converted = form.convert(_named(row, form))
+            _check_cells_are_there(row, form)
+            converted = form.convert(_by_names_of_the_task(row, form))
             kept.append(converted | _columns_for_functions(row, form))
         except BadRow as bad:
             counts[bad.reason] += 1
-            if bad_rows == "error" and bad.reason not in DROPPED:
+            is_always_dropped = bad.reason in DROPPED
+            if bad_rows == "error" and not is_always_dropped:
                 text = _with_names_of_the_rows(str(bad), form)
                 fix = "correct or delete the row, or drop such rows with --bad_rows drop"
                 raise InputError(f"{source}: {place_of(number)}: {text}: {fix}") from None
@@ -440,7 +450,7 @@ def to_preferences(
         reasons = [f"{reason} {n}" for reason, n in counts.items() if reason != "read"]
         dropped = ", ".join(reasons) if reasons else "no rows"
         raise InputError(f"{source}: no row can be used ({dropped}): give at least one whole row")
-    _check_repeats(kept, source)
+    _check_answers_are_without_prompt(kept, source)
     counts["kept"] = len(kept)
     return kept, counts
 
@@ -454,17 +464,17 @@ def _with_names_of_the_rows(message: str, form: Form) -> str:
     return re.sub(r"'(\w+)'", name_in_the_rows, message)
 
 
-def _check_cells(row: Mapping, form: Form) -> None:
+def _check_cells_are_there(row: Mapping, form: Form) -> None:
     """Raise `BadRow` if a row lacks a column of its form, or one that a function of the user needs."""
     for column in form.columns:
         if column not in row:
             raise BadRow("missing_column", f"no {column!r}")
     for column in form.needed:
-        if row.get(column) is None:
+        if row.get(column) is None:  # the function would get None, and a text for the other rows
             raise BadRow("missing_column", f"no {column!r}")
 
 
-def _named(row: Mapping, form: Form) -> Mapping:
+def _by_names_of_the_task(row: Mapping, form: Form) -> Mapping:
     """Return the columns that the form reads, by the names of the task; the input of an instruction goes below it."""
     read = (*form.columns, *form.optional)
     named = {name: row[name] for name in read if name in row}
@@ -523,7 +533,7 @@ def _has_space_around(name) -> bool:
     return isinstance(name, str) and name != name.strip("\ufeff\u200b").strip()
 
 
-def _check_repeats(rows: Sequence[Mapping], source: str) -> None:
+def _check_answers_are_without_prompt(rows: Sequence[Mapping], source: str) -> None:
     """Raise `InputError` if the answers of most rows begin with their prompt: they are whole transcripts."""
     answered = [row for row in rows if "chosen" in row]
     repeats = 0

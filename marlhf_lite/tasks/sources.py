@@ -68,7 +68,7 @@ def find_rows(dataset: str, columns: str = "", **where: str) -> Found:
     if dataset and (is_address or looks_local or os.path.exists(path)):
         # A file has a single split, which is called train.
         others = {name: value for name, value in where.items() if value != "train"}
-        refuse_where(others, f"{dataset} is a file and")
+        refuse_options(others, f"{dataset} is a file and")
         if is_address:
             files = [dataset]
         else:
@@ -98,7 +98,7 @@ def form_of_rows(dataset: str, rows: Iterable[dict], where: Mapping[str, str]) -
     return form_of(columns_of(rows), where.get("columns", ""))
 
 
-def has_chats(rows: Iterable[dict], form: Form) -> bool:
+def most_rows_have_messages(rows: Iterable[dict], form: Form) -> bool:
     """Return whether most rows have messages: one odd row does not decide for all."""
     first_rows = list(islice(rows, ENOUGH_ROWS))
     with_messages = 0
@@ -127,9 +127,12 @@ def place_in_files(files: Sequence[FileAccount], number: int) -> str:
     return f"{files[-1].name}: row {number}"
 
 
-def refuse_where(where: Mapping[str, str], what: str) -> None:
-    """Raise `InputError` for options that say where rows are, such as `--split`, if the data have no such places."""
-    for name, value in where.items():
+def refuse_options(options: Mapping[str, str], what: str) -> None:
+    """Raise `InputError` for the first of these options (name -> value) that has a value: the data have no use for it.
+
+    They are options such as `--split`, which say where the rows are. `what` describes the data.
+    """
+    for name, value in options.items():
         if value:
             raise InputError(f"--{name} {value}: {what} has none: leave it out")
 

@@ -52,10 +52,12 @@ class Task:
         return self.splits["test"].select(list(first_row_of.values())[:count])
 
 
-def check_part(dataset: str, part: str, known: Collection[str] = ()) -> None:
+def check_part_is_known(dataset: str, part: str, known: Collection[str] = ()) -> None:
     """Raise `InputError` for a `--part` that the data set does not have; an empty one is the test part."""
     if part and part not in known:
-        hint = f"choose from {', '.join(known)}, or leave it out" if known else "leave it out"
+        hint = "leave it out"
+        if known:
+            hint = f"choose from {', '.join(known)}, or leave it out"
         raise InputError(f"--part {part}: {dataset} has no such part to evaluate on: {hint}")
 
 
@@ -164,7 +166,8 @@ def _sizes(total: int, fractions: Sequence[float], test_fraction: float) -> dict
 
     # 3. A part with a share that got no row takes one from the largest part.
     for part in sizes:
-        if exact[part] and not sizes[part]:
+        has_share = exact[part] > 0
+        if has_share and sizes[part] == 0:
             largest = max(sizes, key=sizes.get)
             sizes[largest] -= 1
             sizes[part] = 1
@@ -192,11 +195,10 @@ def _divide(keys: Sequence[str], sizes: Mapping[str, int], seed: int) -> dict[st
     part_of: dict[str, str] = {}
     parts_without_group = list(room)
     for placed, (key, rows_of_group) in enumerate(groups):
-        # The last groups go to parts that have none yet, so that no part stays empty.
         candidates = list(room)
-        if len(groups) - placed <= len(parts_without_group):
+        groups_left = len(groups) - placed
+        if groups_left <= len(parts_without_group):  # no part may stay empty
             candidates = parts_without_group
-
         rows_too_many = {part: max(rows_of_group - room[part], 0) for part in candidates}
         chosen = max(candidates, key=lambda part: (-rows_too_many[part], room[part] / sizes[part]))
         part_of[key] = chosen

@@ -30,7 +30,7 @@ def sft_dataset(tokenizer, rows: datasets.Dataset, limit: int) -> datasets.Datas
     for prompt, completion, mask in zip(prompts, completions, masks, strict=True):
         columns["input_ids"].append(prompt + completion)
         columns["completion_mask"].append([0] * len(prompt) + mask)
-    return type(rows).from_dict(columns)
+    return datasets.Dataset.from_dict(columns)
 
 
 def _encode_dialogue(tokenizer, texts: Sequence[str], limit: int) -> tuple[list[int], list[int]]:
@@ -59,4 +59,4 @@ def pair_dataset(tokenizer, rows: datasets.Dataset, limit: int) -> datasets.Data
         prompts, responses = encode_answers(tokenizer, rows["prompt"], rows[side], limit)
         wholes = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
         columns[f"{side}_ids"] = wholes
-    return type(rows).from_dict(columns)
+    return datasets.Dataset.from_dict(columns)

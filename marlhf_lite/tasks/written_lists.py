@@ -53,10 +53,10 @@ def written_kind(text: str) -> str:
     may_be_written = stripped.startswith(("[", "{", "(", '"', "array"))  # `array(` is NumPy's
     if not may_be_written or len(stripped) > LONGEST:
         return ""
-    value = _parsed(stripped)
+    value = _value_of(stripped)
     if isinstance(value, str):  # a list that was written as text twice
         inner = value.strip()
-        value = _parsed(inner) if inner.startswith(("[", "{")) else None
+        value = _value_of(inner) if inner.startswith(("[", "{")) else None
     if _is_message(value):
         return "a message"
     if isinstance(value, list | tuple) and value:
@@ -69,7 +69,7 @@ def written_kind(text: str) -> str:
     return ""
 
 
-def _parsed(text: str):
+def _value_of(text: str):
     """Return the value of JSON, or of what Python prints; None for other text."""
     try:
         return json.loads(text)
