@@ -111,8 +111,8 @@ class Chat:
     def _with_thought_under_name_of_template(self, turn: dict) -> dict:
         """Return a message in which its thought has the name that the chat template reads.
 
-        Data and templates call it by one of the names in `THOUGHTS`. The message stays as it is if it has no thought, or
-        if the template reads none.
+        Data and templates call it by one of the names in `THOUGHTS`. The message stays as it is if it has no thought,
+        or if the template reads none.
         """
         source = _source(self.tokenizer.chat_template)
         names_in_data = [name for name in THOUGHTS if name in turn]

@@ -46,7 +46,7 @@ def rows_of_table(text: str) -> Table:
     table = Table()
     lines_of_file = split_lines(text)
 
-    # 1. The separator: the one that a line `sep=;` before the header names, else the one that the header has most often.
+    # 1. The separator: what a line such as `sep=;` before the header names, else what the header has most often.
     named_separator = SEPARATOR_LINE.match(text)
     if named_separator:
         text = text[named_separator.end() :]

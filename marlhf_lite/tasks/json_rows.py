@@ -4,8 +4,8 @@ import json
 import re
 
 from marlhf_lite.tasks.no_data import (
-    refuse_object_that_is_no_row,
     refuse_lists_of_lists,
+    refuse_object_that_is_no_row,
     refuse_other_lists,
 )
 from marlhf_lite.utils.errors import InputError

@@ -272,4 +272,6 @@ def drop_long_prompts(
             f"--max_prompt_length {max_tokens}: all {len(split)} prompts are longer: raise it or cut them"
         )
     dropped = len(split) - len(kept)
-    return (split.select(kept) if dropped else split), dropped
+    if dropped:
+        split = split.select(kept)
+    return split, dropped

@@ -1,6 +1,7 @@
 """Files that are not rows of data, though their names say so: what they look like, and what to type instead.
 
-A new kind is a new line of `LOOKALIKES` (by the first bytes of the file) or of `refuse_object_that_is_no_row` (by the parsed value).
+A new kind is a new line of `LOOKALIKES` (by the first bytes of the file), or of `refuse_object_that_is_no_row` (by the
+parsed value).
 """
 
 import re
@@ -107,7 +108,7 @@ def refuse_lookalike(content: bytes, kind: str) -> None:
 def refuse_object_that_is_no_row(value) -> None:
     """Raise `InputError` if a JSON object is probably not a row of data.
 
-    It may be a table by its columns, as pandas writes them, or several lists of rows, or a server's message of an error.
+    It may be a table by its columns, as pandas writes it, several lists of rows, or a server's message of an error.
     """
     if not isinstance(value, dict) or not value:
         return

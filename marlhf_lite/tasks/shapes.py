@@ -34,8 +34,8 @@ ANSWER_NAMES = ("completion", "response", "output", "answer")
 LABELS = ("label", "kto_tag")  # in the data of KTO: whether to learn an answer
 TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 TARGETS = (*COLUMNS, "completion", "messages", "system")  # what `--columns` may name
-# Names of answers of which one is better: without chosen and rejected, the names do not tell which. A word of `_SAYS_WHICH_IS_BETTER`
-# counts only beside words that name an answer, so that `preferred_language` is a column like any other.
+# Names of answers of which one is better: without chosen and rejected, the names do not tell which. A word that says
+# which is better counts only beside words that name an answer, so that `preferred_language` is a column like any other.
 _SAYS_WHICH_IS_BETTER = re.compile(
     r"(?i)(is|non|dis)?(chosen|rejected|(dis)?prefer(red|ence)?|winner|loser|better|worse)"
 )

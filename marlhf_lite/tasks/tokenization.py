@@ -34,10 +34,10 @@ def _leading_special_tokens(tokenizer) -> list[int]:
     """Return the special tokens that a tokenizer puts before a text: those before the tokens of the text itself."""
     whole = tokenizer("a", add_special_tokens=True)["input_ids"]
     plain = tokenizer("a", add_special_tokens=False)["input_ids"]
-    start = 0
-    while whole[start : start + len(plain)] != plain:
-        start += 1
-    return whole[:start]
+    for start in range(len(whole)):
+        if whole[start : start + len(plain)] == plain:
+            return whole[:start]
+    raise ValueError("the tokenizer splits a text differently with special tokens around it")
 
 
 def decode_continuation(tokenizer, rows: Sequence[Sequence[int]]) -> list[str]:
