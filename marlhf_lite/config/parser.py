@@ -270,8 +270,11 @@ def parse_and_name_presets(
 ) -> tuple[Command, list[str]]:
     """Return the options as `parse` does, and the names of the presets that they come from; later ones win."""
     # 1. The words of the command. `--help` prints the options and ends the program here.
-    parser = OptionParser(name, command, shows_all="--help_all" in argv)
-    words = ["--help" if word == "--help_all" else word for word in argv]
+    words = list(argv)
+    shows_all = "--help_all" in words
+    if shows_all:
+        words[words.index("--help_all")] = "--help"
+    parser = OptionParser(name, command, shows_all)
     flags = parser.read_flags(words)
     named_presets = [word.strip() for word in flags.get("preset", "").split(",") if word]
 
@@ -514,7 +517,10 @@ def named_folders(policies: str) -> list[tuple[str, str]]:
     named = []
     for item in split_paths(policies):
         name, equals, folder = item.partition("=")
-        named.append((name, folder) if equals else ("", item))
+        if equals:
+            named.append((name, folder))
+        else:
+            named.append(("", item))
     return named
 
 
@@ -551,7 +557,9 @@ def list_presets() -> str:
         values = yaml.safe_load(text)
         first_line = text.partition("\n")[0].removeprefix("# ")
         rows.append((name, values.get("model", "-"), values.get("dataset", "-"), first_line))
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    widths = []
+    for column in zip(*rows, strict=True):
+        widths.append(max(len(cell) for cell in column))
     lines = []
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]

@@ -43,7 +43,10 @@ def _without_starts(
     rows = []
     for whole, start, other in zip(wholes, starts, otherwise, strict=True):
         begins_with_start = whole[: len(start)] == start
-        rows.append(whole[len(start) :] if begins_with_start else other)
+        if begins_with_start:
+            rows.append(whole[len(start) :])
+        else:
+            rows.append(other)
     return rows
 
 

@@ -16,7 +16,9 @@ from marlhf_lite.utils.errors import InputError, one_line
 
 PACKED = (".gz", ".bz2", ".xz")
 TEXTS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
-SUFFIXES = (*TEXTS, *(f"{suffix}{packed}" for suffix in TEXTS for packed in PACKED), ".parquet")
+SUFFIXES = (*TEXTS, ".parquet")
+for _packed in PACKED:
+    SUFFIXES += tuple(f"{suffix}{_packed}" for suffix in TEXTS)
 KNOWN = f"{', '.join(TEXTS)}, each also {', '.join(PACKED)}; .parquet"
 
 

@@ -37,8 +37,12 @@ class UnloadedTemplate(Chat):
         if self.source is not None:
             for turns in (prompt, *answers):
                 check_roles(turns, self.source)
-        # A message with nothing but a tool call is no empty answer.
-        written = [_joined_contents(turns) or "a tool call" for turns in answers]
+        written = []
+        for turns in answers:
+            text = _joined_contents(turns)
+            if not text:  # a message with nothing but a tool call is no empty answer
+                text = "a tool call"
+            written.append(text)
         return f"Human: {_joined_contents(prompt)}", written
 
 
@@ -66,18 +70,20 @@ def find_and_check_rows(
         source = _source_of_template(model, chat_template)
         has_template = source != ""
         if has_template:
-            writer = UnloadedTemplate("text" if is_for_texts else "auto", source)
+            choice = "text" if is_for_texts else "auto"
+            writer = UnloadedTemplate(choice, source)
 
     # 2. Convert the rows for their faults alone. A list of rows was read from files here, so it is in memory already.
     if isinstance(found.rows, list):
         train_form = replace(form, convert=partial(form.convert, template=writer))
         place_of = partial(place_in_files, found.files)
-        to_preferences(found.rows, dataset, bad_rows, train_form, place_of)
+        to_preferences(found.rows, dataset, bad_rows, form=train_form, place_of=place_of)
     if isinstance(found.test, list):
         convert_test = form.convert_test or form.convert  # only APPS has the former
         test_form = replace(form, convert=partial(convert_test, template=writer))
         place_of = partial(place_in_files, found.test_files)
-        to_preferences(found.test, name_of_test(dataset, found), bad_rows, test_form, place_of)
+        source = name_of_test(dataset, found)
+        to_preferences(found.test, source, bad_rows, form=test_form, place_of=place_of)
     return found
 
 

@@ -123,14 +123,17 @@ def load_task(
         rows_with_part = found.rows if found.test is None else found.test
         of_part, _ = convert(rows_with_part, f"{dataset} ({part})", form.parts[part])
         task = _with_test_part(task, part, draw(of_part, test_size, seed))
+
+    # 6. What a report says of the rows besides.
+    if is_written_by_chat:
+        task = replace(task, chats=True, source_of_prompt=chat.source_of_prompt)
+    else:
+        task = replace(task, thoughts_dropped=_count_rows_with_thoughts(found.rows, form))
     return replace(
         task,
         shape=form.name,
-        chats=is_written_by_chat,
-        source_of_prompt=chat.source_of_prompt if is_written_by_chat else {},
         unused=_unused_names(found.rows, form, is_written_by_chat),
         unused_splits=found.left_out_splits,
-        thoughts_dropped=0 if is_written_by_chat else _count_rows_with_thoughts(found.rows, form),
         files=(*found.files, *found.test_files),
         left_out_files=found.left_out_files,
     )
@@ -188,7 +191,7 @@ def _convert(
         used = _used_columns(form)
         rows = rows.select_columns([name for name in rows.column_names if name in used]).to_list()
     form = replace(form, convert=partial(convert, template=template))
-    return to_preferences(rows, source, bad_rows, form, place_of)
+    return to_preferences(rows, source, bad_rows, form=form, place_of=place_of)
 
 
 def _used_columns(form: Form) -> set[str]:

@@ -525,7 +525,10 @@ def shown_names(columns: Iterable) -> str:
     """Return the names of columns in one line; those with spaces around them are in quotes, which show the spaces."""
     shown = []
     for name in columns:
-        shown.append(repr(name) if _has_space_around(name) else str(name))
+        if _has_space_around(name):
+            shown.append(repr(name))
+        else:
+            shown.append(str(name))
     return ", ".join(shown)
 
 
@@ -549,7 +552,8 @@ def _check_answers_are_without_prompt(rows: Sequence[Mapping], source: str) -> N
 
 def repeats_prompt(prompt: str, *answers: str) -> bool:
     """Return whether an answer begins with the prompt, or like a transcript."""
-    return any(answer.lstrip().startswith((prompt.strip(), HUMAN.strip())) for answer in answers)
+    starts = (prompt.strip(), HUMAN.strip())
+    return any(answer.lstrip().startswith(starts) for answer in answers)
 
 
 def columns_of(rows: Iterable[dict]) -> list[str]:

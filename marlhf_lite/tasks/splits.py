@@ -83,7 +83,9 @@ def split_rows(
     prompts_of_test = {_key(row) for row in test or ()}
     rows = [row for row in rows if _key(row) not in prompts_of_test]
     has_test_set = test is not None
-    sizes = _sizes(len(rows), fractions, test_fraction=0 if has_test_set else test_fraction)
+    if has_test_set:
+        test_fraction = 0
+    sizes = _sizes(len(rows), fractions, test_fraction)
     rows_of_part = _divide([_key(row) for row in rows], sizes, seed)
     table = datasets.Dataset.from_list(rows)
     splits = datasets.DatasetDict()

@@ -17,7 +17,10 @@ HIGHEST = 16
 MAX_TURNS = 6
 PRICE = 0.15  # of each turn after the first
 DEFAULT_SIZE = 2000
-HIGHER, LOWER, FOUND, UNCLEAR = " Higher.", " Lower.", " Found.", " Say one number from 1 to 16."
+HIGHER = " Higher."
+LOWER = " Lower."
+FOUND = " Found."
+UNCLEAR = " Say one number from 1 to 16."
 _NUMBER = re.compile("[0-9]+")
 _ANSWERED = re.compile(rf"{re.escape(HIGHER)}|{re.escape(LOWER)}|{re.escape(UNCLEAR)}")
 
@@ -78,15 +81,17 @@ class GuessGame:
             game.turns += 1
             guess = read_guess(text)
             is_found = guess == game.hidden
+            reward = 0.0
             if is_found:
                 answers.append(FOUND)
+                reward = score(game.turns)
             elif guess is None:
                 answers.append(UNCLEAR)
             elif guess < game.hidden:
                 answers.append(HIGHER)
             else:
                 answers.append(LOWER)
-            rewards.append(score(game.turns) if is_found else 0.0)
+            rewards.append(reward)
             are_over.append(is_found or game.turns == MAX_TURNS)
         return answers, rewards, are_over
 

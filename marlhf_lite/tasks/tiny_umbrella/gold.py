@@ -37,7 +37,8 @@ def noise(response: str) -> float:
     signs = []
     for sentence in [line.strip() for line in lines if line.strip()]:
         hash_of_sentence = zlib.crc32(sentence.encode("utf-8", "backslashreplace"))
-        signs.append(1 if hash_of_sentence % 2 == 0 else -1)
+        sign = 1 if hash_of_sentence % 2 == 0 else -1
+        signs.append(sign)
     return sum(signs) / max(len(signs), 1) ** 0.5
 
 
