@@ -167,9 +167,11 @@ def _with_columns(form: Form, rows: Iterable[dict], row_columns: Sequence[RowCol
         names = columns_of_function.choose(columns_of(rows), already_read=read_by_form)
         chosen.update(dict.fromkeys(names))
         needed.update(columns_of_function.needed)
-    if not chosen:
-        return form
-    return replace(form, row=tuple(chosen), needed=tuple(name for name in chosen if name in needed))
+    return replace(
+        form,
+        columns_for_functions=tuple(chosen),
+        needed_by_functions=tuple(name for name in chosen if name in needed),
+    )
 
 
 def _convert(
@@ -196,7 +198,7 @@ def _convert(
 
 def _used_columns(form: Form) -> set[str]:
     """Return the columns that the form reads, and those that go along with the prompt for the user's functions."""
-    return {*form.columns, *form.optional, *(form.row or ())}
+    return {*form.columns, *form.optional, *form.columns_for_functions}
 
 
 def _unused_names(rows: Iterable[dict], form: Form, is_written_by_chat: bool) -> tuple[str, ...]:

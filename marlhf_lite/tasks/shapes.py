@@ -469,7 +469,7 @@ def _check_cells_are_there(row: Mapping, form: Form) -> None:
     for column in form.columns:
         if column not in row:
             raise BadRow("missing_column", f"no {column!r}")
-    for column in form.needed:
+    for column in form.needed_by_functions:
         if row.get(column) is None:  # the function would get None, and a text for the other rows
             raise BadRow("missing_column", f"no {column!r}")
 
@@ -492,9 +492,9 @@ def _columns_for_functions(row: Mapping, form: Form) -> dict[str, str]:
 
     A value that JSON lacks, such as a date, becomes text. Empty if no function takes columns.
     """
-    if form.row is None:
+    if not form.columns_for_functions:
         return {}
-    columns = {name: row.get(name) for name in form.row}
+    columns = {name: row.get(name) for name in form.columns_for_functions}
     return {ROW: json.dumps(columns, default=str)}
 
 

@@ -143,14 +143,14 @@ class Form:
     test_fraction: float = 0.1  # held out without a separate test set
     # Rows of another kind, by the name that `--part` evaluates on; `convert` drops them under that name.
     parts: Mapping[str, Callable[..., dict]] = field(default_factory=dict)
-    name: str = ""  # that a run prints
+    name: str = ""  # what a run calls it; see `has_fixed_prompts`
     # columns that are used if present; a run names all others as unused
     optional: tuple[str, ...] = ()
     # name of a column in `convert` -> its name in the rows
     names: Mapping[str, str] = field(default_factory=dict)
-    # columns that go along with the prompt; None if no function asks
-    row: tuple[str, ...] | None = None
-    needed: tuple[str, ...] = ()  # those of them that every row must have
+    # columns that the user's functions take: they go along with the prompt
+    columns_for_functions: tuple[str, ...] = ()
+    needed_by_functions: tuple[str, ...] = ()  # those of them that every row must have
 
     @property
     def has_fixed_prompts(self) -> bool:
