@@ -29,6 +29,10 @@ class _TextRule(TerminationRule):
     def _responses(
         self, mask: Tensor, token_ids: Tensor | None = None, tokenizer: Any = None, **context: Any
     ) -> list[ResponseTokens]:
+        """Return the text and the tokens of each response; `mask` is 1 on its tokens, which come before the padding.
+
+        Raises `InputError` if the trainer gives neither tokens nor tokenizer.
+        """
         if token_ids is None or tokenizer is None:
             raise InputError(
                 f"{type(self).__name__} reads the text: pass token_ids [B,T] and the tokenizer"
@@ -59,6 +63,7 @@ class Sentence(_TextRule):
     """
 
     def segment(self, mask: Tensor, **context: Any) -> MacroActions:
+        """Return the macro actions: each sentence is a piece up to its end, and the next one begins there."""
         flags = []
         for response in self._responses(mask, **context):
             pieces = []
@@ -92,6 +97,7 @@ class Parsing(_TextRule):
         self._counts: Counter[str] = Counter()
 
     def segment(self, mask: Tensor, **context: Any) -> MacroActions:
+        """Return the macro actions, and count the sentences without a tree for `metrics`. Equal texts are parsed once."""
         responses = self._responses(mask, **context)
         different_texts = list(dict.fromkeys(response.text for response in responses))
         parsed = self.parse(different_texts)
@@ -102,7 +108,8 @@ class Parsing(_TextRule):
             self._counts["sentences"] += len(sentences)
             self._counts["without_tree"] += sum(sentence.tree is None for sentence in sentences)
             if sentences:
-                flags.append(response.starts(self._pieces(response, sentences)))
+                pieces = self._pieces(response, sentences)
+                flags.append(response.starts(pieces))
             else:  # without any text every token stands alone, as in token-level PPO
                 flags.append([True] * response.count)
         return _macro_actions(flags, mask)

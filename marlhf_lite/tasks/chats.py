@@ -143,9 +143,8 @@ class Chat:
             marked_turns.append({**turn, "content": mark})
         answer = self._render([*prompt, *marked_turns])[len(text) :]
         for turn, mark in zip(turns, marks, strict=True):
-            answer = answer.replace(
-                mark, turn["content"], 1
-            )  # the first one: a text may have marks
+            # only the first one, since the text of an answer may have such a mark
+            answer = answer.replace(mark, turn["content"], 1)
         return answer
 
     def _without_end_of_turn(self, answer: str) -> str:

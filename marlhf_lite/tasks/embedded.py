@@ -40,10 +40,8 @@ def load_embedded(name: str, size: int | None, seed: int, part: str = "") -> "Ta
     included, and the reward teaches what is right. Programs have no `rejected` and so no part for a reward model.
     Raises `InputError` for an unknown `part`, and for too small a size.
     """
-    from marlhf_lite.tasks.splits import (
-        check_part_is_known,
-        make_task,
-    )  # `datasets` takes long to import
+    # Here, because it imports `datasets`, which takes long.
+    from marlhf_lite.tasks.splits import check_part_is_known, make_task
 
     if name == "tiny-umbrella":  # made when it is loaded: `part` chooses the stories' length
         from marlhf_lite.tasks.tiny_umbrella.stories import load_tiny_umbrella

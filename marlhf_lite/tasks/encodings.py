@@ -42,7 +42,10 @@ def decode(content: bytes) -> str:
         raise InputError(
             f"cannot be read (not UTF-8: {error}): {fix}, or check that it is whole, and its name and path"
         ) from None
-    return text.replace("\r", "\n") if "\n" not in text else text
+    has_lines_of_old_macs = "\n" not in text
+    if has_lines_of_old_macs:
+        text = text.replace("\r", "\n")
+    return text
 
 
 def _marked_encoding(content: bytes) -> str:

@@ -120,10 +120,10 @@ def names_of_tool_calls(turn: Mapping) -> list[str]:
     """Return the names of the functions that a message calls."""
     names = []
     for call in turn.get("tool_calls", []):
-        function = call.get(
-            "function"
-        )  # OpenAI's form has the name under it, others have it beside
-        name = function.get("name") if isinstance(function, dict) else call.get("name")
+        # OpenAI's form has the name under `function`, others have it beside the arguments.
+        function = call.get("function")
+        described = function if isinstance(function, dict) else call
+        name = described.get("name")
         if isinstance(name, str):
             names.append(name)
     return names

@@ -46,9 +46,8 @@ def _texts_that_change(tokenizer, texts: Sequence[str]) -> Iterator[tuple[str, s
     for text, decoded in zip(texts, decode_continuation(tokenizer, ids), strict=True):
         plain = marks.sub("", text) if marks else text
         has_marks = plain != text
-        if (
-            has_marks
-        ):  # templates write line breaks between marks: only the other characters are compared
+        if has_marks:
+            # Templates write line breaks between marks, so white space is not compared at all.
             is_same = "".join(plain.split()) == "".join(decoded.split())
         else:
             is_same = plain.strip() == decoded.strip()

@@ -14,10 +14,12 @@ def pattern(template: str) -> re.Pattern:
     """Return a pattern with a named group for each slot, such as `(?P<food>\\w+)`, each one word."""
     pieces = SLOT.split(template)  # text and slot names by turns
     expression = ""
-    for text, slot in zip(pieces[::2], [*pieces[1::2], ""], strict=True):
-        expression += re.escape(text)
-        if slot:
-            expression += rf"(?P<{slot}>\w+)"
+    for number, piece in enumerate(pieces):
+        is_slot = number % 2 == 1
+        if is_slot:
+            expression += rf"(?P<{piece}>\w+)"
+        else:
+            expression += re.escape(piece)
     return re.compile(expression)
 
 
