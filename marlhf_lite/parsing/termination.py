@@ -31,7 +31,7 @@ class _TextRule(TerminationRule):
     ) -> list[ResponseTokens]:
         """Return the text and the tokens of each response; `mask` is 1 on its tokens, which come before the padding.
 
-        Raises `InputError` if the trainer gives neither tokens nor tokenizer.
+        Raises `InputError` if the tokens or their tokenizer are missing.
         """
         if token_ids is None or tokenizer is None:
             raise InputError(
@@ -97,7 +97,10 @@ class Parsing(_TextRule):
         self._counts: Counter[str] = Counter()
 
     def segment(self, mask: Tensor, **context: Any) -> MacroActions:
-        """Return the macro actions, and count the sentences without a tree for `metrics`. Equal texts are parsed once."""
+        """Return the macro actions, and count the sentences without a tree for `metrics`.
+
+        Equal texts are parsed once.
+        """
         responses = self._responses(mask, **context)
         different_texts = list(dict.fromkeys(response.text for response in responses))
         parsed = self.parse(different_texts)
