@@ -104,7 +104,8 @@ SITUATIONS = (
 
 def measured(row: Situation, method: str) -> dict:
     """Return mean, low and high of a method compared with PPO: a ratio of updates or a difference of rewards."""
-    results, study = stored_results(row.study), load_study(row.study)
+    results = stored_results(row.study)
+    study = load_study(row.study)
     pair = [row.methods[method], row.ppo]
     if row.outcome == REWARD:
         return difference_of_means(results, pair, study.mean_updates)
@@ -137,11 +138,12 @@ def answer_figure() -> np.ndarray:
     """Draw a row of dots for each situation, ratios above and differences of rewards below; return the two Axes."""
     rewards = [row for row in SITUATIONS if row.outcome == REWARD]
     ratios = [row for row in SITUATIONS if row.outcome != REWARD]
-    figure, axes = plt.subplots(
+    figure, (above, below) = plt.subplots(
         2, 1, layout="constrained", height_ratios=[len(ratios) + 0.6, len(rewards) + 0.6]
     )
-    for ax, rows, nothing in ((axes[0], ratios, 1.0), (axes[1], rewards, 0.0)):
-        ax.axvline(nothing, color="0.3", linewidth=1)
+    # 1. Both panels: a line where a method is as good as PPO, and the dots.
+    for ax, rows, no_difference in ((above, ratios, 1.0), (below, rewards, 0.0)):
+        ax.axvline(no_difference, color="0.3", linewidth=1)
         for place, row in enumerate(rows):
             for method in row.methods:
                 _dot(ax, place, method, row)
@@ -149,9 +151,11 @@ def answer_figure() -> np.ndarray:
         ax.set_ylim(len(rows) - 0.4, -0.6)
         ax.set_ylabel("situation", fontsize="small")
         ax.grid(axis="x", alpha=0.3, linewidth=0.5)
-    summaries = ratios.index(next(row for row in ratios if row.outcome == FINAL))
-    axes[0].plot(CLAIMED, [summaries, summaries], color="0.6", linewidth=6, solid_capstyle="butt")
-    axes[0].text(
+    # 2. Above, what the paper claims of the one situation that it has, too.
+    outcomes = [row.outcome for row in ratios]
+    summaries = outcomes.index(FINAL)
+    above.plot(CLAIMED, [summaries, summaries], color="0.6", linewidth=6, solid_capstyle="butt")
+    above.text(
         sum(CLAIMED) / 2,
         summaries - 0.15,  # above the bar: to its left are the names of the situations
         "the paper's claim",
@@ -160,13 +164,13 @@ def answer_figure() -> np.ndarray:
         ha="center",
         fontsize="small",
     )
-    axes[0].set_xscale("log")
-    axes[0].xaxis.set_major_locator(FixedLocator([0.4, 0.5, 0.6, 0.8, 1, 1.2, 1.4]))
-    axes[0].xaxis.set_minor_locator(NullLocator())
-    axes[0].xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    axes[0].set_xlabel("updates needed, relative to PPO   (← fewer, better)", fontsize="small")
-    axes[1].set_xlabel("mean reward minus that of PPO   (more is better →)", fontsize="small")
-    plots.legend(axes[0])
+    above.set_xscale("log")
+    above.xaxis.set_major_locator(FixedLocator([0.4, 0.5, 0.6, 0.8, 1, 1.2, 1.4]))
+    above.xaxis.set_minor_locator(NullLocator())
+    above.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    above.set_xlabel("updates needed, relative to PPO   (← fewer, better)", fontsize="small")
+    below.set_xlabel("mean reward minus that of PPO   (more is better →)", fontsize="small")
+    plots.legend(above)
     text = (
         "Where MA-PPO is faster than PPO (λ = 0.95), so is PPO-0.99, which has no macro actions. "
         "Where MA-PPO is slower or earns less, PPO-0.99 loses little or was not run. Dots are means over seeds "
@@ -174,7 +178,7 @@ def answer_figure() -> np.ndarray:
         "the KL penalty; after it no method gained. Hollow: not fixed before the first run."
     )
     plots.caption(figure, text)
-    return axes
+    return np.array([above, below])
 
 
 def _label(row: Situation) -> str:
@@ -188,7 +192,7 @@ def _dot(ax: plt.Axes, place: int, method: str, row: Situation) -> None:
     style, marker = STYLES[method]
     colour = method_styles([style])[style]["color"]
     height = place - 0.14 if method == MA_PPO else place + 0.14
-    named = method in ax.get_legend_handles_labels()[1]
+    _, names_in_legend = ax.get_legend_handles_labels()
     ax.errorbar(
         found["mean"],
         height,
@@ -199,7 +203,7 @@ def _dot(ax: plt.Axes, place: int, method: str, row: Situation) -> None:
         markerfacecolor=colour if method in row.fixed else "white",
         capsize=3,
         linestyle="none",
-        label=None if named else method,
+        label=None if method in names_in_legend else method,
     )
 
 

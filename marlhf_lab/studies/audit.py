@@ -19,7 +19,8 @@ from marlhf_lab.studies.study import STUDIES
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.tables import markdown
 
-RESULTS, PAGE = "data/results", "docs/provenance.md"
+RESULTS = "data/results"
+PAGE = "docs/provenance.md"
 WRITTEN = rf"[AM]\t.*(-seed\d+\.json(\.gz)?|/{re.escape(JOINED)})$"  # a line of git's log
 FACTS = {
     "older": "runs that began before their protocol was committed",
@@ -49,10 +50,14 @@ def write_page(root: Path) -> str:
     rows = audit(root, notes)
     text = page(rows, notes)
     (root / PAGE).write_text(text, encoding="utf-8")
-    facts = {f"{row['study']}: {fact}" for row in rows for fact in row["facts"]}
-    if faults := sorted(
-        facts ^ {f"{study}: {fact}" for study, explained in notes.items() for fact in explained}
-    ):
+    facts = set()
+    for row in rows:
+        facts |= {f"{row['study']}: {fact}" for fact in row["facts"]}
+    noted = set()
+    for study, explained in notes.items():
+        noted |= {f"{study}: {fact}" for fact in explained}
+    faults = sorted(facts ^ noted)
+    if faults:
         raise InputError(
             f"{RESULTS}/history.yaml: {'; '.join(faults)}: each fact needs a note, each note a fact"
         )
@@ -62,19 +67,20 @@ def write_page(root: Path) -> str:
 def page(rows: Sequence[Mapping], notes: Mapping[str, Mapping]) -> str:
     """The table of all studies, and their facts with notes, in Markdown."""
     heads = ["study", "protocol committed", "runs", "begun", "commits", "facts"]
-    cells = [
-        [*(str(cell) for cell in list(row.values())[:-1]), ", ".join(row["facts"]) or "–"]
-        for row in rows
-    ]
-    text = [HEAD + "\n" + markdown(heads, cells)]
-    for row in (row for row in rows if row["facts"]):
+    lines = []
+    for row in rows:
+        cells = [str(row[key]) for key in ("study", "protocol", "runs", "begun", "commits")]
+        lines.append([*cells, ", ".join(row["facts"]) or "–"])
+    parts = [HEAD + "\n" + markdown(heads, lines)]
+    for row in rows:
+        if not row["facts"]:
+            continue
         explained = notes.get(row["study"], {})
-        lines = [
-            f"* *{fact}*, {FACTS[fact]}: {what}. {explained.get(fact, '')}"
-            for fact, what in row["facts"].items()
-        ]
-        text.append("\n".join([f"## {row['study']}\n", *lines]))
-    return "\n\n".join(text) + "\n"
+        lines = [f"## {row['study']}\n"]
+        for fact, finding in row["facts"].items():
+            lines.append(f"* *{fact}*, {FACTS[fact]}: {finding}. {explained.get(fact, '')}")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
 
 
 def audit(root: Path, notes: Mapping[str, Mapping]) -> list[dict]:
@@ -82,10 +88,10 @@ def audit(root: Path, notes: Mapping[str, Mapping]) -> list[dict]:
 
     Lost runs left no file, so only this fact comes from the notes.
     """
-    stored, here = _stored(root)
+    environments, runs_here = _stored(root)
     folders: dict[Path, dict] = {}
-    for path in sorted(here):
-        folders.setdefault(path.parent, {})[path.name] = stored[path]
+    for path in sorted(runs_here):
+        folders.setdefault(path.parent, {})[path.name] = environments[path]
     rows = []
     for folder, runs in folders.items():
         row = _row(root, str(folder.relative_to(root / RESULTS)), runs)
@@ -127,19 +133,30 @@ def facts_of_protocol(
     stored: Mapping[str, Sequence[Mapping]],
     is_whole_study: bool,
 ) -> dict[str, str]:
-    """Return the facts that compare runs with their protocol; `versions`: see `_versions`.
+    """Return the facts that compare runs with their protocol; a fact that does not hold is an empty text.
 
     A folder below that of the study holds some of its runs, so none of them is missing there.
+
+    Args:
+        root: of the repository.
+        versions: of the protocol, at least one, see `_versions`.
+        stored: name of a run -> environments of its result's versions, oldest first.
+        is_whole_study: whether the folder is that of the study.
     """
     dates, _, paths, texts = zip(*versions, strict=True)
     last = {run: environments[-1] for run, environments in stored.items()}
-    first_run = min(run["date"] for environments in stored.values() for run in environments)
+    # 1. What the protocol named when the first run began.
+    dates_of_runs = []
+    for environments in stored.values():
+        dates_of_runs += [run["date"] for run in environments]
+    first_run = min(dates_of_runs)
     versions_before_first_run = sum(date <= first_run for date in dates)
     then = yaml.safe_load(texts[max(versions_before_first_run - 1, 0)])
     planned = set()
     for name, method in then["methods"].items():
         for seed in method.get("seeds", then["seeds"]):
             planned.add(run_name(name, seed))
+    # 2. The commits that runs were made from and that hold the protocol.
     commits = {run["git_commit"] for run in last.values()}
     holding = {commit for commit in commits if _holds(root, commit, paths)}
     return {
@@ -154,6 +171,7 @@ def facts_of_protocol(
 
 
 def _share(stored: Mapping, has: Callable[[Sequence], bool]) -> str:
+    """How many runs have something, as `3 of 24`; empty if none has. `has` is asked with a run's environments."""
     count = sum(bool(has(versions)) for versions in stored.values())
     return f"{count} of {len(stored)}" if count else ""
 
@@ -165,14 +183,17 @@ def _listing(runs: Iterable[str]) -> str:
 
 
 def _late(seeds: Sequence[int], last: Mapping[str, Mapping]) -> str:
-    """The seeds with a run that began after the last run of a seed that is later in the protocol."""
+    """The seeds with a run that began after the last run of a seed that is later in the protocol.
+
+    seeds: in the protocol's order; last: name of a run -> its environment.
+    """
     ends = {seed: max(run["date"] for run in runs) for seed, runs in _by_seed(last).items()}
     in_order = [seed for seed in seeds if seed in ends]
     late = []
     for place, seed in enumerate(in_order):
         if any(ends[later] < ends[seed] for later in in_order[place + 1 :]):
-            late.append(seed)
-    return ", ".join(map(str, late))
+            late.append(str(seed))
+    return ", ".join(late)
 
 
 def _mixed(last: Mapping[str, Mapping]) -> str:
@@ -186,6 +207,7 @@ def _mixed(last: Mapping[str, Mapping]) -> str:
 
 
 def _by_seed(last: Mapping[str, Mapping]) -> dict[int, list[Mapping]]:
+    """Seed -> environments of its runs, from their names, which end with it."""
     found: dict[int, list[Mapping]] = {}
     for name, run in last.items():
         found.setdefault(int(name.rsplit("-seed")[1]), []).append(run)
@@ -215,6 +237,7 @@ def _short(date: str) -> str:
 
 
 def _git(root: Path, *arguments: str, stdin: str = "") -> bytes:
+    """What git prints. Raises `InputError` if it fails, as it does without the history."""
     command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     answer = subprocess.run(command, check=False, capture_output=True, input=stdin.encode())
     if answer.returncode:
@@ -227,30 +250,29 @@ def _git(root: Path, *arguments: str, stdin: str = "") -> bytes:
 
 def _versions(root: Path, path: Path) -> list[tuple[str, str, str, str]]:
     """(Date, commit, path, text) of a file's versions, oldest first, through renames; none if never committed."""
-    versions = []
+    # An entry: a line with commit and date, an empty line, and a line with status and path (two paths for a rename).
     log = _git(
         root, "log", "--follow", "--name-status", "--format=%x00%H %aI", "--", str(path)
     ).decode()
+    newest_first = []
     for entry in log.split("\0")[1:]:
-        (commit, date), (status, *paths) = (line.split() for line in entry.strip().split("\n\n"))
-        utc = (
-            datetime.datetime.fromisoformat(date)
-            .astimezone(datetime.UTC)
-            .isoformat(timespec="seconds")
-        )
-        versions.append(
-            (utc, commit, paths[-1], _git(root, "show", f"{commit}:{paths[-1]}").decode())
-        )
-        # git would continue with the file that it was copied from
+        head, change = entry.strip().split("\n\n")
+        commit, date = head.split()
+        status, *paths = change.split()
+        name_then = paths[-1]
+        utc = datetime.datetime.fromisoformat(date).astimezone(datetime.UTC)
+        text = _git(root, "show", f"{commit}:{name_then}").decode()
+        newest_first.append((utc.isoformat(timespec="seconds"), commit, name_then, text))
+        # The file was added or copied here: git would continue with the file that it was copied from.
         if status.startswith(("A", "C")):
             break
-    return versions[::-1]
+    return newest_first[::-1]
 
 
 def _holds(root: Path, commit: str, paths: Sequence[str]) -> bool:
-    return b" blob " in _git(
-        root, "cat-file", "--batch-check", stdin="".join(f"{commit}:{p}\n" for p in set(paths))
-    )
+    """Whether a commit has a file at one of these paths: git then says that it is a blob."""
+    questions = "".join(f"{commit}:{path}\n" for path in set(paths))
+    return b" blob " in _git(root, "cat-file", "--batch-check", stdin=questions)
 
 
 def _stored(root: Path) -> tuple[dict[Path, list[dict]], set[Path]]:
@@ -258,25 +280,41 @@ def _stored(root: Path) -> tuple[dict[Path, list[dict]], set[Path]]:
 
     A run that is in a separate file and later in one of the whole study has the same environment in both.
     """
+    # 1. Every version of a results file that history has, oldest first.
     log = _git(
         root, "log", "--reverse", "--raw", "--no-abbrev", "--no-renames", "--format=", "--", RESULTS
     ).decode()
-    written = [line for line in log.splitlines() if re.search(WRITTEN, line)]
-    blobs = [(line.split()[3], line.split("\t")[1]) for line in written]
-    texts = _contents(root, [blob for blob, _ in blobs])
-    pairs = [(root / path, text) for (_, path), text in zip(blobs, texts, strict=True)]
+    blobs = []
+    paths = []
+    for line in log.splitlines():
+        if re.search(WRITTEN, line):
+            change, path = line.split("\t")
+            _, _, _, blob_after, _ = change.split()  # two modes, two blobs, a status
+            blobs.append(blob_after)
+            paths.append(root / path)
+    in_history = list(zip(paths, _contents(root, blobs), strict=True))
+    # 2. The files that are here.
     folders = sorted(path for path in (root / RESULTS).rglob("*") if path.is_dir())
-    files = [(path, path.read_bytes()) for folder in folders for path in result_files(folder)]
-    stored: dict[Path, list[dict]] = {}
-    for path, content in pairs + files:
+    in_files = []
+    for folder in folders:
+        in_files += [(path, path.read_bytes()) for path in result_files(folder)]
+    # 3. The environments of the runs in both.
+    environments: dict[Path, list[dict]] = {}
+    for path, content in in_history + in_files:
         for name, result in parse_results(path.name, content).items():
-            stored.setdefault(path.parent / name, []).append(result["environment"])
-    here = {
-        path.parent / name for path, content in files for name in parse_results(path.name, content)
-    }
-    return stored, here
+            environments.setdefault(path.parent / name, []).append(result["environment"])
+    runs_here = set()
+    for path, content in in_files:
+        runs_here |= {path.parent / name for name in parse_results(path.name, content)}
+    return environments, runs_here
 
 
 def _contents(root: Path, blobs: Sequence[str]) -> list[bytes]:
+    """The contents of these blobs: git prints a line with name, kind and size of each, its content and a line break."""
     answer = io.BytesIO(_git(root, "cat-file", "--batch", stdin="\n".join(blobs)))
-    return [answer.read(int(answer.readline().split()[2]) + 1)[:-1] for _ in blobs]
+    contents = []
+    for _ in blobs:
+        _, _, size = answer.readline().split()
+        contents.append(answer.read(int(size)))
+        answer.read(1)  # the line break
+    return contents

@@ -25,11 +25,13 @@ from marlhf_lite.utils.shipped import shipped
 from marlhf_lite.utils.tables import interval
 
 RATIOS = [  # study, methods (see `ratio_of_updates`), threshold, window
-    *(("steps", ["PPO", method], 0.6, 5) for method in ("MA-PPO", "PPO lam^(1/5)")),
+    ("steps", ["PPO", "MA-PPO"], 0.6, 5),
+    ("steps", ["PPO", "PPO lam^(1/5)"], 0.6, 5),
     ("n_sweep", ["n=2", "n=inf"], 0.8, 3),
     ("umbrella", ["L128 first E4", "L128 first E1"], 0.8, 3),
     ("tuned_steps", ["PPO", "MA-PPO"], 0.6, 5),
-    *(("steps_confirm", ["MA-PPO", long], 0.6, 5) for long in ("PPO lam^(1/5)", "PPO lam=1")),
+    ("steps_confirm", ["MA-PPO", "PPO lam^(1/5)"], 0.6, 5),
+    ("steps_confirm", ["MA-PPO", "PPO lam=1"], 0.6, 5),
 ]
 
 
@@ -51,62 +53,93 @@ NEVER = [  # name, study, method: how many runs never reach the score of 0.8, so
 
 def claims() -> dict[str, str]:
     """Return name of a number -> the number with its 95 % interval, as text."""
+    return (
+        _updates()
+        | _early_accuracy()
+        | _critic_tries()
+        | _kl_price()
+        | _critic_head()
+        | _equal_kl()
+        | _near()
+        | _after_the_price()
+        | _by_the_rules()
+        | _first_gradients()
+        | _critics()
+        | _trained_critic()
+        | _signal_apart()
+    )
+
+
+def _updates() -> dict[str, str]:
+    """Ratios of updates: to a threshold, and to PPO's final score."""
     texts = {}
     for study, methods, threshold, window in RATIOS:
         value = ratio_of_updates(stored_results(study), methods, threshold, window)
-        texts[f"{study}: {' / '.join(methods)} to {threshold:g}, window {window}"] = interval(
-            value, beside=1
-        )
+        name = f"{study}: {' / '.join(methods)} to {threshold:g}, window {window}"
+        texts[name] = interval(value, beside=1)
     for study in ("main", "summaries", "tuned_steps"):
-        ratio = ratio_to_final_score(stored_results(study), ["PPO", "MA-PPO"])
-        texts[f"{study}: PPO / MA-PPO to PPO's final score"] = interval(ratio, beside=1)
+        value = ratio_to_final_score(stored_results(study), ["PPO", "MA-PPO"])
+        texts[f"{study}: PPO / MA-PPO to PPO's final score"] = interval(value, beside=1)
+    return texts
+
+
+def _early_accuracy() -> dict[str, str]:
+    """Differences of the share of right answers in arithmetic, before all methods reach the same."""
+    texts = {}
     for study in ("tuned_steps", "steps_confirm"):
         value = _between(stored_results(study), "gold_mean", 51, 60)
         texts[f"{study}: MA-PPO - PPO, accuracy in updates 51 to 60"] = interval(value)
+    return texts
+
+
+def _critic_tries() -> dict[str, str]:
+    """The mean explained variance of each way to train a critic."""
+    texts = {}
     for method, runs in by_method(stored_results("critic_tries")).items():
-        learning = [[row[EXPLAINED] for row in curve_of(run)] for run in runs.values()]
-        texts[f"critic_tries: {method}, explained variance"] = interval(
-            t_interval([*map(np.mean, learning)])
-        )
-    runs = [
-        run
-        for name in ("kl_price", "kl_price_high")
-        for run in stored_results(name)
-        if run["method"] != "SFT"
-    ]
+        means = [np.mean([row[EXPLAINED] for row in curve_of(run)]) for run in runs.values()]
+        value = t_interval(means)
+        texts[f"critic_tries: {method}, explained variance"] = interval(value)
+    return texts
+
+
+def _kl_price() -> dict[str, str]:
+    """Differences at equal KL over all prices of KL, and what averaging KL rewards makes of one price."""
+    trained = []
+    for study in ("kl_price", "kl_price_high"):
+        trained += [run for run in stored_results(study) if run["method"] != "SFT"]
+    texts = {}
     for score in ("rm_score", "gold"):
-        texts[f"kl_price: MA-PPO - PPO at equal KL, {score}"] = interval(
-            at_equal_kl(runs, score, degree=2), "+.3f"
-        )
-    distance = {
-        method: np.mean([np.mean(run["final"]["kl"]) for run in of_seed.values()])
-        for method, of_seed in by_method(stored_results("kl_price")).items()
-    }
-    texts["kl_price: KL of MA-PPO with the mean over that of PPO, both at 0.05"] = (
-        f"{distance['MA-PPO mean 0.05'] / distance['PPO 0.05']:.1f}"
-    )
+        value = at_equal_kl(trained, score, degree=2)
+        texts[f"kl_price: MA-PPO - PPO at equal KL, {score}"] = interval(value, "+.3f")
+    kl = {}
+    for method, runs in by_method(stored_results("kl_price")).items():
+        kl[method] = np.mean([np.mean(run["final"]["kl"]) for run in runs.values()])
+    times = kl["MA-PPO mean 0.05"] / kl["PPO 0.05"]
+    name = "kl_price: KL of MA-PPO with the mean over that of PPO, both at 0.05"
+    return texts | {name: f"{times:.1f}"}
+
+
+def _critic_head() -> dict[str, str]:
+    """How much less the values of a critic whose head starts at zero vary, paired by seed."""
     noise = means_of(stored_results("critic_head"), (1, 5), "value_noise")
-    less = [noise["blind PPO"][seed] - value for seed, value in noise["blind PPO, zero"].items()]
-    texts["critic_head: less noise in the values of a head of zero, updates 1 to 5"] = interval(
-        t_interval(less), ".3f"
-    )
-    texts |= _equal_kl() | _near() | _after_the_price() | _by_the_rules() | _first_gradients()
-    return texts | _critics() | _trained_critic() | _signal_apart()
+    less = []
+    for seed, with_head_of_zero in noise["blind PPO, zero"].items():
+        less.append(noise["blind PPO"][seed] - with_head_of_zero)
+    name = "critic_head: less noise in the values of a head of zero, updates 1 to 5"
+    return {name: interval(t_interval(less), ".3f")}
 
 
 def _equal_kl() -> dict[str, str]:
     """Differences at equal KL: in `sentiment_settle`, and in `turns` of the score that was trained on."""
-    rewards = [
-        run
-        | {
-            "curve": [
-                {key: x for key, x in row.items() if key != "gold_mean"} for row in run["curve"]
-            ]
-        }
-        for run in stored_results("turns")
-    ]
     settled = difference_at_kl(stored_results("sentiment_settle"), "PPO lam^(1/5)", "PPO")
-    turns = difference_at_kl(rewards, "MA-PPO turn", "PPO")
+    # Paths have the gold score if there is one; without it they have the reward.
+    without_gold = []
+    for run in stored_results("turns"):
+        curve = []
+        for row in run["curve"]:
+            curve.append({key: value for key, value in row.items() if key != "gold_mean"})
+        without_gold.append(run | {"curve": curve})
+    turns = difference_at_kl(without_gold, "MA-PPO turn", "PPO")
     return {
         "sentiment_settle: PPO lam^(1/5) - PPO at equal KL": interval(settled, "+.3f"),
         "turns: turns - PPO at equal KL": interval(turns, "+.3f"),
@@ -115,16 +148,15 @@ def _equal_kl() -> dict[str, str]:
 
 def _near() -> dict[str, str]:
     """What `sentiment_near` shows beside its outcomes, and at equal KL the difference between it and its far words."""
-    results, texts = stored_results("sentiment_near"), {}
-    near, far = (
-        difference_at_kl(found, "MA-PPO", "PPO")
-        for found in (results, stored_results("sentiment_settle"))
-    )
-    texts["sentiment_near: far - near at equal KL"] = interval(
-        interaction(far["by_seed"], near["by_seed"]), "+.3f"
-    )
-    value = _between(results, "score_mean", 1, 15)
-    texts["sentiment_near: MA-PPO - PPO, reward in updates 1 to 15"] = interval(value, "+.3f")
+    results = stored_results("sentiment_near")
+    near = difference_at_kl(results, "MA-PPO", "PPO")
+    far = difference_at_kl(stored_results("sentiment_settle"), "MA-PPO", "PPO")
+    far_minus_near = interaction(far["by_seed"], near["by_seed"])
+    early = _between(results, "score_mean", 1, 15)
+    texts = {
+        "sentiment_near: far - near at equal KL": interval(far_minus_near, "+.3f"),
+        "sentiment_near: MA-PPO - PPO, reward in updates 1 to 15": interval(early, "+.3f"),
+    }
     signals = gradient_record("benchmark_gradient_signal_last")["found"]
     for critic in ("constant", "zero, trained"):
         value = signals[critic]["over_PPO"]["MA-PPO"]
@@ -134,79 +166,84 @@ def _near() -> dict[str, str]:
 
 def _after_the_price() -> dict[str, str]:
     """Reward − β·KL, PPO's objective, in `sentiment_settle`: differences, and each method against its first update."""
-    settled, (first, last) = (
-        stored_results("sentiment_settle"),
-        load_study("sentiment_settle").mean_updates,
-    )
-    net: dict[str, dict] = {}
-    for method, of_seed in by_method(settled).items():
-        rows = {
-            seed: [row["score_mean"] - 0.05 * row["kl_k1"] for row in run["curve"]]
-            for seed, run in of_seed.items()
-        }
-        net[method] = {seed: (np.mean(row[first - 1 : last]), row[0]) for seed, row in rows.items()}
+    study = "sentiment_settle"
+    results = stored_results(study)
+    first, last = load_study(study).mean_updates
+    # 1. method -> seed -> the objective: the mean of the updates that count, and that of the first update.
+    late: dict[str, dict[int, float]] = {}
+    start: dict[str, dict[int, float]] = {}
+    for method, runs in by_method(results).items():
+        late[method] = {}
+        start[method] = {}
+        for seed, run in runs.items():
+            objective = [row["score_mean"] - 0.05 * row["kl_k1"] for row in run["curve"]]
+            late[method][seed] = np.mean(objective[first - 1 : last])
+            start[method][seed] = objective[0]
+    # 2. Against the first update, and against PPO, paired by seed.
     texts = {}
-    for method in net:
-        after = [late - early for late, early in net[method].values()]
-        texts[f"sentiment_settle: {method}, reward - 0.05 KL, against its first update"] = interval(
-            t_interval(after), "+.3f"
-        )
+    for method, by_seed in late.items():
+        gained = t_interval([by_seed[seed] - start[method][seed] for seed in by_seed])
+        name = f"{study}: {method}, reward - 0.05 KL, against its first update"
+        texts[name] = interval(gained, "+.3f")
         if method != "PPO":
-            gaps = [net[method][seed][0] - net["PPO"][seed][0] for seed in net["PPO"]]
-            texts[f"sentiment_settle: {method} - PPO, reward - 0.05 KL"] = interval(
-                t_interval(gaps), "+.3f"
-            )
-    distance = {
-        method: np.mean([*by_seed.values()])
-        for method, by_seed in means_of(settled, (first, last), "kl_k1").items()
-    }
+            more = t_interval([by_seed[seed] - late["PPO"][seed] for seed in late["PPO"]])
+            texts[f"{study}: {method} - PPO, reward - 0.05 KL"] = interval(more, "+.3f")
+    # 3. How far the policies went.
+    kl = {}
+    for method, by_seed in means_of(results, (first, last), "kl_k1").items():
+        kl[method] = np.mean(list(by_seed.values()))
     for method in ("MA-PPO", "PPO lam^(1/5)"):
-        texts[f"sentiment_settle: KL of {method} over that of PPO"] = (
-            f"{distance[method] / distance['PPO']:.1f}"
-        )
-    kl = [row["kl_k1"] for run in settled for row in run["curve"]]
-    texts["sentiment_settle: share of batches with a KL below -0.5"] = (
-        f"{100 * np.mean(np.array(kl) < -0.5):.1f} %"
-    )
+        texts[f"{study}: KL of {method} over that of PPO"] = f"{kl[method] / kl['PPO']:.1f}"
+    kl_of_batches = []
+    for run in results:
+        kl_of_batches += [row["kl_k1"] for row in run["curve"]]
+    share = np.mean(np.array(kl_of_batches) < -0.5)
+    texts[f"{study}: share of batches with a KL below -0.5"] = f"{100 * share:.1f} %"
     return texts
 
 
 def _by_the_rules() -> dict[str, str]:
     """Without the seeds that ran out of order, on two kinds of machine, or before a first look at the results."""
-    texts, (turns, near) = {}, (load_study(name) for name in ("turns", "sentiment_near"))
-    kept = [run for run in stored_results("turns") if run["seed"] not in (802, 804, 813)]
-    value = difference_of_means(kept, ["MA-PPO turn", "PPO"], turns.mean_updates)
+    texts = {}
+    kept = _without_seeds("turns", 802, 804, 813)
+    updates = load_study("turns").mean_updates
+    value = difference_of_means(kept, ["MA-PPO turn", "PPO"], updates)
     texts["turns, without 802, 804, 813: turns - PPO"] = interval(value, "+.4f")
-    kept = [run for run in stored_results("sentiment_near") if run["seed"] != 843]
-    value = difference_of_means(kept, ["MA-PPO", "PPO"], near.mean_updates)
-    texts["sentiment_near, without 843: MA-PPO - PPO"] = interval(value, "+.3f")
-    far = difference_of_means(
-        stored_results("sentiment_settle"), ["MA-PPO", "PPO"], near.mean_updates
-    )
-    value = interaction(far["by_seed"], value["by_seed"])
+
+    kept = _without_seeds("sentiment_near", 843)
+    updates = load_study("sentiment_near").mean_updates
+    near = difference_of_means(kept, ["MA-PPO", "PPO"], updates)
+    texts["sentiment_near, without 843: MA-PPO - PPO"] = interval(near, "+.3f")
+    far = difference_of_means(stored_results("sentiment_settle"), ["MA-PPO", "PPO"], updates)
+    value = interaction(far["by_seed"], near["by_seed"])
     texts["sentiment_near, without 843: far - near"] = interval(value, "+.3f")
-    kept = [run for run in stored_results("critic_head") if run["seed"] != 866]
+
+    kept = _without_seeds("critic_head", 866)
     value = ratio_of_updates(kept, ["seeing MA-PPO, zero", "seeing MA-PPO"], 0.8, 3)
     texts["critic_head, without 866: seeing MA-PPO, zero / normal"] = interval(value, ".3f")
+
     kept = [run for run in stored_results("umbrella_start") if run["seed"] > 917]
     for ours, theirs in (("S", "M"), ("M", "L")):
         value = ratio_of_updates(kept, [ours, theirs], 0.8, 3)
-        texts[f"umbrella_start, the twelve last seeds: {ours} / {theirs}"] = interval(
-            value, ".3f", beside=1
-        )
+        name = f"umbrella_start, the twelve last seeds: {ours} / {theirs}"
+        texts[name] = interval(value, ".3f", beside=1)
     return texts
+
+
+def _without_seeds(study: str, *seeds: int) -> list[dict]:
+    """The stored results of a study, without those of these seeds."""
+    return [run for run in stored_results(study) if run["seed"] not in seeds]
 
 
 def _first_gradients() -> dict[str, str]:
     """MA-PPO's signal over that of λ^(1/5) and of the value at the start, in the record of `gradient_signal`."""
     record = gradient_record("benchmark_gradient_signal_afterwards")
-    rows = record["cells"]["projections"]["zero, trained"]
-    return {
-        f"gradient_signal: MA-PPO / {name}": interval(
-            ratio_of_signals(rows, "MA-PPO", name)._asdict(), ".2f"
-        )
-        for name in ("PPO lam^(1/5)", "MA-PPO, first value")
-    }
+    projections = record["cells"]["projections"]["zero, trained"]
+    texts = {}
+    for name in ("PPO lam^(1/5)", "MA-PPO, first value"):
+        value = ratio_of_signals(projections, "MA-PPO", name)._asdict()
+        texts[f"gradient_signal: MA-PPO / {name}"] = interval(value, ".2f")
+    return texts
 
 
 def _critics() -> dict[str, str]:
@@ -215,35 +252,38 @@ def _critics() -> dict[str, str]:
     A run's number is the mean of the score's explained variance over the first ten updates in which its policy learned
     (a critic's warm-up comes before them). Runs without a critic have none, and are not counted.
     """
-    found: dict[bool, dict[str, list[float]]] = {True: {}, False: {}}
+    # 1. study -> a number of each run, of critics that learned with the policy, and of those that were trained first.
+    new: dict[str, list[float]] = {}
+    trained_first: dict[str, list[float]] = {}
     for folder in sorted(shipped("results").iterdir()):
         if not (STUDIES / f"{folder.name}.yaml").is_file():
             continue
         for run in stored_results(folder.name):
-            values = [
-                row[EXPLAINED] for row in curve_of(run)[:10] if row.get(EXPLAINED) is not None
-            ]
+            early = [row.get(EXPLAINED) for row in curve_of(run)[:10]]
+            values = [value for value in early if value is not None]
             if values:
-                trained_first = run["options"].get("critic_warmup", 0) > 0
-                found[trained_first].setdefault(folder.name, []).append(float(np.mean(values)))
-    new = np.concatenate([*found[False].values()])
-    trained = np.concatenate([*found[True].values()])
-    above = {study: sum(x > 0.2 for x in values) for study, values in found[True].items()}
-    umbrella = [
-        study for study in above if load_study(study).shared.get("dataset") == "tiny-umbrella"
-    ]
-    start = found[True]["umbrella_start"]
-    summaries = np.concatenate(
-        [found[True][study] for study in ("summaries", "summaries_schedule", "critic_tries")]
-    )
-    arithmetic = np.concatenate([found[True][study] for study in ("steps", "steps_schedule")])
+                has_warmup = run["options"].get("critic_warmup", 0) > 0
+                studies = trained_first if has_warmup else new
+                studies.setdefault(folder.name, []).append(float(np.mean(values)))
+    # 2. All of them, and those of some tasks.
+    all_new = np.concatenate(list(new.values()))
+    all_trained = np.concatenate(list(trained_first.values()))
+    above = {study: sum(x > 0.2 for x in values) for study, values in trained_first.items()}
+    above_in_umbrella = 0
+    for study, count in above.items():
+        if load_study(study).shared.get("dataset") == "tiny-umbrella":
+            above_in_umbrella += count
+    start = trained_first["umbrella_start"]
+    of_summaries = ("summaries", "summaries_schedule", "critic_tries")
+    summaries = np.concatenate([trained_first[study] for study in of_summaries])
+    arithmetic = np.concatenate([trained_first[study] for study in ("steps", "steps_schedule")])
     return {
-        "critics: runs without a warm-up": f"{len(new):,}",
-        "critics: runs without a warm-up above 0.05": str(int((new > 0.05).sum())),
-        "critics: largest without a warm-up": f"{new.max():.2f}",
-        "critics: runs with a warm-up": f"{len(trained):,}",
+        "critics: runs without a warm-up": f"{len(all_new):,}",
+        "critics: runs without a warm-up above 0.05": str(int((all_new > 0.05).sum())),
+        "critics: largest without a warm-up": f"{all_new.max():.2f}",
+        "critics: runs with a warm-up": f"{len(all_trained):,}",
         "critics: runs with a warm-up above 0.2": str(sum(above.values())),
-        "critics: of these in umbrella": str(sum(above[study] for study in umbrella)),
+        "critics: of these in umbrella": str(above_in_umbrella),
         "critics: median of umbrella_start": f"{np.median(start):.1f}",
         "critics: runs on summaries with a warm-up": str(len(summaries)),
         "critics: of these below 0": str(int((summaries < 0).sum())),
@@ -257,8 +297,8 @@ def _trained_critic() -> dict[str, str]:
     texts = {}
     for name, study, method in NEVER:
         runs = by_method(stored_results(study))[method].values()
-        never = sum(updates_to(run, 0.8, 3) is None for run in runs)
-        texts[name] = f"{never} of {len(runs)}"
+        never = [run for run in runs if updates_to(run, 0.8, 3) is None]
+        texts[name] = f"{len(never)} of {len(runs)}"
     for study, ours, theirs in (
         ("noise_confirm", "E1", "E0"),
         ("umbrella_start", "L", "T"),
@@ -267,10 +307,9 @@ def _trained_critic() -> dict[str, str]:
         value = ratio_of_updates(stored_results(study), [ours, theirs], 0.8, 3)
         texts[f"{study}: {ours} / {theirs}"] = interval(value, beside=1)
     for method, runs in by_method(stored_results("steps_confirm")).items():
-        last = [np.mean([row[EXPLAINED] for row in curve_of(run)[-10:]]) for run in runs.values()]
-        texts[f"steps_confirm: {method}, explained variance of the last ten updates"] = interval(
-            t_interval(last)
-        )
+        at_end = [np.mean([row[EXPLAINED] for row in curve_of(run)[-10:]]) for run in runs.values()]
+        name = f"steps_confirm: {method}, explained variance of the last ten updates"
+        texts[name] = interval(t_interval(at_end))
     return texts
 
 
@@ -287,14 +326,13 @@ def _signal_apart() -> dict[str, str]:
 def _between(results: Sequence[Mapping], metric: str, first: int, last: int) -> dict:
     """MA-PPO - PPO in the mean of a metric of the training batches of these updates, with its 95 % t-interval."""
     runs = by_method(results)
-    means = [
-        [
-            np.mean([row[metric] for row in runs[name][seed]["curve"][first - 1 : last]])
-            for seed in sorted(runs[name])
-        ]
-        for name in ("MA-PPO", "PPO")
-    ]
-    return t_interval(np.subtract(*means).tolist())
+    means = {}
+    for method in ("MA-PPO", "PPO"):
+        means[method] = []
+        for seed in sorted(runs[method]):
+            rows = runs[method][seed]["curve"][first - 1 : last]
+            means[method].append(np.mean([row[metric] for row in rows]))
+    return t_interval(np.subtract(means["MA-PPO"], means["PPO"]).tolist())
 
 
 def at_equal_kl(results: Sequence[Mapping], score: str, degree: int) -> dict:
@@ -302,22 +340,22 @@ def at_equal_kl(results: Sequence[Mapping], score: str, degree: int) -> dict:
 
     Least squares over all runs: an effect of each seed, the powers of log KL up to `degree`, and one of MA-PPO.
     """
-    kl = np.log([np.mean(r["final"]["kl"]) for r in results])
-    seeds = np.array(
-        [[r["seed"] == seed for seed in sorted({r["seed"] for r in results})] for r in results]
-    )
-    ours = np.array([r["method"].startswith("MA-PPO") for r in results])
-    design = np.column_stack([ours, *(kl**power for power in range(1, degree + 1)), seeds]).astype(
-        float
-    )
-    scores = np.array([np.mean(r["final"][score]) for r in results])
+    # 1. A row for each run; the first column is MA-PPO's effect.
+    log_kl = np.log([np.mean(run["final"]["kl"]) for run in results])
+    powers = [log_kl**power for power in range(1, degree + 1)]
+    is_ours = np.array([run["method"].startswith("MA-PPO") for run in results])
+    seeds = sorted({run["seed"] for run in results})
+    has_seed = np.array([[run["seed"] == seed for seed in seeds] for run in results])
+    design = np.column_stack([is_ours, *powers, has_seed]).astype(float)
+    scores = np.array([np.mean(run["final"][score]) for run in results])
+    # 2. The fit, and the standard error of the first coefficient.
     fit, squares, *_ = np.linalg.lstsq(design, scores, rcond=None)
     freedom = len(scores) - design.shape[1]
-    half = (
-        t_quantile(freedom) * (squares[0] / freedom * np.linalg.inv(design.T @ design)[0, 0]) ** 0.5
-    )
+    variance = squares[0] / freedom * np.linalg.inv(design.T @ design)[0, 0]
+    half = t_quantile(freedom) * variance**0.5
     return {"mean": fit[0], "low": fit[0] - half, "high": fit[0] + half}
 
 
 if __name__ == "__main__":
-    print(*(f"{name}: {text}" for name, text in claims().items()), sep="\n")
+    for name, text in claims().items():
+        print(f"{name}: {text}")

@@ -32,22 +32,31 @@ def ratio_of_updates(
 ) -> dict:
     """Return mean, low, high and by_seed of the ratio of updates of two methods, or of such a ratio over another.
 
+    Without a seed that all methods have, mean, low and high are None.
+
     Args:
         results: result files of a study.
         ratio: methods [A, B], for A over B, or [A, B, C, D], for (A over B) over (C over D).
+        threshold, window: see `updates_to`.
     """
-    logs = {method: {} for method in ratio}
-    for run in (run for run in results if run["method"] in logs):
-        logs[run["method"]][run["seed"]] = math.log(
-            updates_to(run, threshold, window) or len(curve_of(run))
-        )
-    seeds = sorted(set.intersection(*(set(value) for value in logs.values())))
+    # 1. method -> seed -> the logarithm of its updates; a run that never arrives counts with all of them.
+    logs: dict[str, dict[int, float]] = {method: {} for method in ratio}
+    for run in results:
+        if run["method"] in logs:
+            updates = updates_to(run, threshold, window) or len(curve_of(run))
+            logs[run["method"]][run["seed"]] = math.log(updates)
+    # 2. log A − log B − log C + log D, paired by seed.
+    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in logs.values())))
     signs = (1, -1, -1, 1)[: len(ratio)]
-    gaps = [
-        sum(sign * logs[method][seed] for sign, method in zip(signs, ratio, strict=True))
-        for seed in seeds
-    ]
-    value = t_interval(gaps) if gaps else {"mean": None, "low": None, "high": None, "by_seed": []}
+    gaps = []
+    for seed in seeds:
+        gaps.append(
+            sum(sign * logs[method][seed] for sign, method in zip(signs, ratio, strict=True))
+        )
+    if gaps:
+        value = t_interval(gaps)
+    else:
+        value = {"mean": None, "low": None, "high": None, "by_seed": []}
     return ratios_from_logs(value) | {"seeds": seeds}
 
 
@@ -59,17 +68,20 @@ def ratio_to_final_score(
     This is how the paper measures speed. The reference reaches it by construction; a method that never
     reaches it counts with all its updates. Scores are rewards of training batches (`score_mean`).
     """
-    runs, logs = by_method(results), []
+    runs = by_method(results)
+
+    def scores_of(method: str, seed: int) -> list[float]:
+        return [row["score_mean"] for row in curve_of(runs[method][seed])]
+
+    logs = []
     for seed in sorted(runs[reference]):
-        curves = {
-            name: [row["score_mean"] for row in curve_of(runs[name][seed])]
-            for name in {*ratio, reference}
-        }
-        goal = final_score(curves[reference])
-        reached = {
-            name: updates_to_reach(curve, goal) or len(curve) for name, curve in curves.items()
-        }
-        logs.append(math.log(reached[ratio[0]] / reached[ratio[1]]))
+        goal = final_score(scores_of(reference, seed))
+        updates = []
+        for method in ratio:
+            scores = scores_of(method, seed)
+            updates.append(updates_to_reach(scores, goal) or len(scores))
+        ours, theirs = updates
+        logs.append(math.log(ours / theirs))
     return ratios_from_logs(t_interval(logs))
 
 
@@ -80,44 +92,48 @@ def ratios_from_logs(logs: Mapping) -> dict:
 
 def contrast_table(study, results: Sequence[Mapping]) -> str:
     """The contrasts of a `Study` as a Markdown table with a legend; empty if its protocol names none."""
-    lines, seeds = [], []
+    planned = len(study.seeds)
+    lines = []
+    seeds_of_primary = 0
     for number, (name, contrast) in enumerate(study.contrasts.items()):
         ratio = ratio_of_updates(results, contrast["ratio"], study.threshold, study.window)
-        seeds.append(len(ratio["seeds"]))
+        seeds = len(ratio["seeds"])
         margin = contrast.get("margin")
-        role = (
-            "primary outcome"
-            if number == 0
-            else "exploration"
-            if margin is None
-            else f"equal within {margin:g}?"
-        )
-        role += (
-            f" ({seeds[-1]} of {len(study.seeds)} seeds)"
-            if number and seeds[-1] < len(study.seeds)
-            else ""
-        )
+        if number == 0:
+            role = "primary outcome"
+            seeds_of_primary = seeds
+        else:
+            role = "exploration" if margin is None else f"equal within {margin:g}?"
+            if seeds < planned:
+                role += f" ({seeds} of {planned} seeds)"
         by_seed = "; ".join(f"{value:.2f}" for value in ratio["by_seed"])
-        lines.append(
-            [name, role, f"{interval(ratio, beside=1)} ({by_seed})", verdict(ratio, margin)]
-        )
+        cell = f"{interval(ratio, beside=1)} ({by_seed})"
+        lines.append([name, role, cell, verdict(ratio, margin)])
     if not lines:
         return ""
-    unfinished = "" if seeds[0] == len(study.seeds) else ": unfinished, so nothing is claimed yet"
+    is_complete = seeds_of_primary == planned
     legend = LEGENDS["contrasts"].format(
         window=study.window,
         threshold=study.threshold,
-        seeds=seeds[0],
-        planned=len(study.seeds),
-        unfinished=unfinished,
+        seeds=seeds_of_primary,
+        planned=planned,
+        unfinished="" if is_complete else ": unfinished, so nothing is claimed yet",
     )
-    return markdown(["contrast", "", "ratio of updates", "the interval"], lines) + f"\n\n{legend}"
+    heads = ["contrast", "", "ratio of updates", "the interval"]
+    return markdown(heads, lines) + f"\n\n{legend}"
 
 
 def verdict(value: Mapping, margin: float | None) -> str:
-    """Compare the interval of a ratio with 1, and with a margin of equality."""
+    """Compare the interval of a ratio with 1, and with a margin of equality; "-" without an interval.
+
+    A margin of 1.25 holds ratios from 1/1.25 to 1.25; None: the protocol gives none.
+    """
     if value["low"] is None:
         return "-"
     if margin and 1 / margin <= value["low"] and value["high"] <= margin:
         return f"equal within {margin:g}"
-    return "above 1" if value["low"] > 1 else "below 1" if value["high"] < 1 else "holds 1"
+    if value["low"] > 1:
+        return "above 1"
+    if value["high"] < 1:
+        return "below 1"
+    return "holds 1"

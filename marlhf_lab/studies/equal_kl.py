@@ -22,19 +22,19 @@ WINDOW, POINTS = 5, 50  # updates in a mean; values of the KL at which paths are
 def path_of(run: Mapping) -> tuple[np.ndarray, np.ndarray]:
     """KL [U], which never falls, and gold score [U] of a run's updates."""
     rows = curve_of(run)
-    kl, score = (
-        trailing_mean([row[name] for row in rows], WINDOW) for name in ("kl_k1", "gold_mean")
-    )
+    kl = trailing_mean([row["kl_k1"] for row in rows], WINDOW)
+    score = trailing_mean([row["gold_mean"] for row in rows], WINDOW)
     return np.maximum.accumulate(kl), score
 
 
 def score_name(results: Sequence[Mapping]) -> str:
     """What the score of the paths is: a reward model's if it trained the policy and there is no gold score."""
-    trained_on = (
-        row for run in results if run["options"].get("reward") == "rm" for row in run["curve"]
-    )
-    by_model = any("gold_mean" not in row for row in trained_on)
-    return "RM score" if by_model else "gold score"
+    for run in results:
+        if run["options"].get("reward") != "rm":
+            continue
+        if any("gold_mean" not in row for row in run["curve"]):
+            return "RM score"
+    return "gold score"
 
 
 def difference_at_kl(results: Sequence[Mapping], ours: str, theirs: str) -> dict:
@@ -42,22 +42,26 @@ def difference_at_kl(results: Sequence[Mapping], ours: str, theirs: str) -> dict
 
     For each seed the mean over the upper half of the KL that both runs reach, and `kl`, its end by seed.
     """
-    runs, gaps, ends = by_method(results), [], []
+    runs = by_method(results)
+    gaps = []
+    ends = []
     for seed in sorted(set(runs[ours]) & set(runs[theirs])):
-        paths = [path_of(runs[method][seed]) for method in (ours, theirs)]
-        ends.append(min(kl[-1] for kl, _ in paths))
-        grid = np.linspace(ends[-1] / 2, ends[-1], POINTS)
-        gaps.append(float(np.mean(np.interp(grid, *paths[0]) - np.interp(grid, *paths[1]))))
+        our_kl, our_score = path_of(runs[ours][seed])
+        their_kl, their_score = path_of(runs[theirs][seed])
+        end = min(our_kl[-1], their_kl[-1])
+        grid = np.linspace(end / 2, end, POINTS)
+        gap = np.interp(grid, our_kl, our_score) - np.interp(grid, their_kl, their_score)
+        gaps.append(float(np.mean(gap)))
+        ends.append(end)
     return t_interval(gaps) | {"kl": ends}
 
 
 def equal_kl_line(results: Sequence[Mapping], ours: str, theirs: str) -> str:
     """The difference at equal KL as a sentence in Markdown."""
-    gap, score = difference_at_kl(results, ours, theirs), score_name(results)
-    seeds, ends = (
-        "; ".join(number(x, form) for x in gap[key])
-        for key, form in (("by_seed", "+.2f"), ("kl", ".1f"))
-    )
+    gap = difference_at_kl(results, ours, theirs)
+    score = score_name(results)
+    seeds = "; ".join(number(difference, "+.2f") for difference in gap["by_seed"])
+    ends = "; ".join(number(kl, ".1f") for kl in gap["kl"])
     return (
         f"At equal KL, {score} of training batches, {ours} minus {theirs}: {interval(gap, '+.2f')} ({seeds}): "
         f"mean over the upper half of the KL that both runs of a seed reach ({ends} nats), 95 % t-interval over seeds."
@@ -67,15 +71,16 @@ def equal_kl_line(results: Sequence[Mapping], ours: str, theirs: str) -> str:
 @plt.rc_context(plots.STYLE)
 def score_over_kl(results: Sequence[Mapping], methods: Sequence[str]) -> Axes:
     """Plot the score over the KL from the reference: thin, each seed; thick, the mean up to a KL that all reach."""
-    ax, runs = plots.subplots((1, 1), 0.68)[0, 0], by_method(results)
+    ax = plots.subplots((1, 1), 0.68)[0, 0]
+    runs = by_method(results)
     for name, style in plots.method_styles(methods).items():
         paths = [path_of(run) for run in runs[name].values()]
-        for path in paths:
-            ax.plot(*path, color=style["color"], linewidth=0.6, alpha=0.5)
-        grid = np.linspace(0, min(kl[-1] for kl, _ in paths), POINTS)
-        ax.plot(
-            grid, np.mean([np.interp(grid, *path) for path in paths], axis=0), label=name, **style
-        )
+        for kl, score in paths:
+            ax.plot(kl, score, color=style["color"], linewidth=0.6, alpha=0.5)
+        end = min(kl[-1] for kl, _ in paths)
+        grid = np.linspace(0, end, POINTS)
+        mean = np.mean([np.interp(grid, kl, score) for kl, score in paths], axis=0)
+        ax.plot(grid, mean, label=name, **style)
     plots.dress(
         ax,
         "KL from the reference (nats per response)",

@@ -23,26 +23,33 @@ def with_todays_names(options: Mapping) -> dict:
 
     The versions of a run were called `environment` and are `versions` now; `--environment` is an option.
     """
-    if isinstance(options.get("environment"), Mapping):
-        options = {
-            "versions" if name == "environment" else name: value for name, value in options.items()
-        }
-    options = {
-        k: x.replace("marlhf_lite.lab.", "marlhf_lab.") if isinstance(x, str) else x
-        for k, x in options.items()
-    }
-    if not FORMER.keys() & options.keys():
-        return dict(options)
-    alpha, critic_lam = options.get("lam_alpha"), options.get("critic_lam")
-    named = {
-        "released": "released" if options.get("loss_mean") == "response" else "",
-        "sae": "sae" if options.get("gae_over") == "tokens" else "",
-        "vapo": f"vapo={float(alpha):g}" if alpha and float(alpha) else "",
-        "vc_ppo": "" if critic_lam is None else f"vc_ppo={float(critic_lam):g}".removesuffix("=1"),
-    }
-    present = [name for name in str(options.get("objective", "")).split(",") if name]
-    for name in present:  # a later layer's own choice
-        named.pop(name.partition("=")[0], None)
-    objective = ",".join(sorted([*present, *filter(None, named.values())]))
-    kept = {name: value for name, value in options.items() if name not in FORMER}
-    return kept | {"objective": objective}
+    # 1. Names and places that have changed.
+    renamed = {}
+    for name, value in options.items():
+        if name == "environment" and isinstance(value, Mapping):
+            name = "versions"
+        if isinstance(value, str):
+            value = value.replace("marlhf_lite.lab.", "marlhf_lab.")
+        renamed[name] = value
+    if not FORMER.keys() & renamed.keys():
+        return renamed
+    # 2. What former options say, as parts of `objective`: name of a part -> the part.
+    parts = {}
+    if renamed.get("loss_mean") == "response":
+        parts["released"] = "released"
+    if renamed.get("gae_over") == "tokens":
+        parts["sae"] = "sae"
+    alpha = float(renamed.get("lam_alpha") or 0)
+    if alpha:  # 0 was "no"
+        parts["vapo"] = f"vapo={alpha:g}"
+    critic_lam = renamed.get("critic_lam")
+    if critic_lam is not None:
+        # 1 is what vc_ppo has without a number.
+        parts["vc_ppo"] = f"vc_ppo={float(critic_lam):g}".removesuffix("=1")
+    # 3. What `objective` itself says goes first: it is a later layer's own choice.
+    for part in str(renamed.get("objective", "")).split(","):
+        if part:
+            name = part.partition("=")[0]
+            parts[name] = part
+    todays = {name: value for name, value in renamed.items() if name not in FORMER}
+    return todays | {"objective": ",".join(sorted(parts.values()))}

@@ -31,77 +31,99 @@ LAST = 5  # updates in the KL at the end
 def means_of(
     results: Sequence[Mapping], span: Sequence[int], metric: str = REWARD
 ) -> dict[str, dict[int, float]]:
-    """Method -> seed -> mean of a metric over the updates of `span`, first and last included. Runs without the
-    metric are left out (RLOO and GRPO have no values).
+    """Method -> seed -> mean of a metric over the updates of `span`, first and last included.
+
+    Runs without the metric are left out (RLOO and GRPO have no values).
     """
-
-    def values(run: Mapping) -> list[float]:
-        return [
-            row[metric]
-            for row in curve_of(run)
-            if span[0] <= row["update"] <= span[1] and metric in row
-        ]
-
-    return {
-        method: {
-            seed: float(np.mean(numbers)) for seed, run in runs.items() if (numbers := values(run))
-        }
-        for method, runs in by_method(results).items()
-    }
+    first, last = span
+    means: dict[str, dict[int, float]] = {}
+    for method, runs in by_method(results).items():
+        means[method] = {}
+        for seed, run in runs.items():
+            rows = [row for row in curve_of(run) if first <= row["update"] <= last]
+            values = [row[metric] for row in rows if metric in row]
+            if values:
+                means[method][seed] = float(np.mean(values))
+    return means
 
 
 def difference_of_means(
     results: Sequence[Mapping], methods: Sequence[str], span: Sequence[int]
 ) -> dict:
-    """Mean, low, high and by_seed of one method's mean reward minus another's, with `visible` and the seeds."""
-    ours, theirs = (means_of(results, span).get(method, {}) for method in methods)
+    """One method's mean reward minus another's, paired by seed: mean, low, high, by_seed, the seeds, and `visible`.
+
+    Without a seed that both have, mean, low and high are None. `visible` is the smallest difference that could have
+    been seen; None with fewer than two seeds.
+    """
+    means = means_of(results, span)
+    ours, theirs = (means.get(method, {}) for method in methods)
     seeds = sorted(set(ours) & set(theirs))
     gaps = [ours[seed] - theirs[seed] for seed in seeds]
-    value = t_interval(gaps) if gaps else {"mean": None, "low": None, "high": None, "by_seed": []}
+    if gaps:
+        value = t_interval(gaps)
+    else:
+        value = {"mean": None, "low": None, "high": None, "by_seed": []}
     return value | {"seeds": seeds, "visible": visible_gap(gaps) if len(gaps) > 1 else None}
 
 
 def interaction(far: Sequence[float], near: Sequence[float]) -> dict:
-    """Mean, low and high (Welch's t-interval) of the mean of `far` minus that of `near`, with `visible`."""
+    """Mean, low and high (Welch's t-interval) of the mean of `far` minus that of `near`, with `visible`.
+
+    The seeds of the two are different ones, so `by_seed` is empty. With fewer than two seeds of either all are None.
+    """
     if min(len(far), len(near)) < 2:
         return {"mean": None, "low": None, "high": None, "by_seed": [], "visible": None}
     test = stats.ttest_ind(far, near, equal_var=False)
     low, high = test.confidence_interval()
     error = (np.var(far, ddof=1) / len(far) + np.var(near, ddof=1) / len(near)) ** 0.5
-    value = {
+    return {
         "mean": float(np.mean(far) - np.mean(near)),
         "low": float(low),
         "high": float(high),
         "by_seed": [],
+        "visible": minimum_detectable(error, test.df),
     }
-    return value | {"visible": minimum_detectable(error, test.df)}
 
 
 def contrasts_of(study, results: Sequence[Mapping]) -> dict[str, dict]:
-    """Name of each contrast of a `Study` -> its numbers."""
+    """Name of each contrast of a `Study` -> its numbers: of `difference_of_means`, or of an `interaction`."""
     values = {}
     for name, contrast in study.contrasts.items():
-        methods, other = contrast["difference"], contrast.get("subtracted_from")
-        here = difference_of_means(results, methods, study.mean_updates)
-        if other:
-            there = difference_of_means(stored_results(other), methods, study.mean_updates)
-            here |= interaction(there["by_seed"], here["by_seed"])
-        values[name] = here
+        methods = contrast["difference"]
+        value = difference_of_means(results, methods, study.mean_updates)
+        other_study = contrast.get("subtracted_from")
+        if other_study:
+            other_results = stored_results(other_study)
+            there = difference_of_means(other_results, methods, study.mean_updates)
+            value |= interaction(there["by_seed"], value["by_seed"])
+        values[name] = value
     return values
 
 
 def mean_reward_report(study, results: Sequence[Mapping], folder: Path, figures: Path) -> str:
     """Write table.md and summary.json to `folder` and figures to `figures`. Returns the table. `study` is a `Study`."""
-    contrasts, span = contrasts_of(study, results), study.mean_updates
-    means = {words: means_of(results, span, metric) for metric, words in METRICS.items()}
-    means["KL at the end"] = means_of(results, (span[1] - LAST + 1, span[1]), "kl_k1")
+    # 1. Numbers.
+    contrasts = contrasts_of(study, results)
+    first, last = study.mean_updates
+    means = {words: means_of(results, (first, last), metric) for metric, words in METRICS.items()}
+    means["KL at the end"] = means_of(results, (last - LAST + 1, last), "kl_k1")
+    # 2. Figures.
     drawn = {"learning_curves": learning_curves({"": list(study.methods)}, results, REWARD)}
     drawn["learning_curves"][0].set_ylabel("mean reward")
-    if known := {name: value for name, value in contrasts.items() if value["mean"] is not None}:
+    known = {name: value for name, value in contrasts.items() if value["mean"] is not None}
+    if known:
         drawn["differences"] = differences(study, known)
-    seeds = [value["seeds"] for value in contrasts.values()][:1] or means[METRICS[REWARD]].values()
-    legend = _legend(study, len(set.intersection(*map(set, seeds))))
-    parts = [_contrast_table(contrasts)] * bool(contrasts) + [legend, _method_table(means)]
+    # 3. How many seeds count: those of the primary contrast, or else those that every method has.
+    if contrasts:
+        primary = next(iter(contrasts.values()))
+        seeds = set(primary["seeds"])
+    else:
+        of_methods = means[METRICS[REWARD]].values()
+        seeds = set.intersection(*(set(by_seed) for by_seed in of_methods))
+    # 4. The page.
+    parts = [_legend(study, len(seeds)), _method_table(means)]
+    if contrasts:
+        parts.insert(0, _contrast_table(contrasts))
     text = "\n\n".join(parts) + add_equal_kl(study, results, drawn)
     write_report({"study": study.name, "contrasts": contrasts, "means": means}, text, folder)
     save_figures(drawn, figures)
@@ -128,15 +150,15 @@ def differences(study, contrasts: Mapping[str, Mapping]) -> np.ndarray:
 
 
 def _contrast_table(contrasts: Mapping[str, Mapping]) -> str:
+    """A line for each contrast, in Markdown; the first is the primary outcome."""
     lines = []
     for number, (name, value) in enumerate(contrasts.items()):
-        by_seed = "; ".join(tables.number(gap, "+.2f") for gap in value["by_seed"])
-        role = "exploration" if number else "primary outcome"
-        cells = [
-            tables.interval(value, "+.3f") + f" ({by_seed})" * bool(by_seed),
-            tables.number(value["visible"]),
-        ]
-        lines.append([name, role, *cells])
+        role = "primary outcome" if number == 0 else "exploration"
+        difference = tables.interval(value, "+.3f")
+        if value["by_seed"]:
+            by_seed = "; ".join(tables.number(gap, "+.2f") for gap in value["by_seed"])
+            difference += f" ({by_seed})"
+        lines.append([name, role, difference, tables.number(value["visible"])])
     return tables.markdown(["contrast", "", "difference", "could be seen"], lines)
 
 
@@ -154,11 +176,13 @@ def _legend(study, seeds: int) -> str:
 
 
 def _method_table(means: Mapping[str, Mapping]) -> str:
+    """A line for each method, in Markdown; `means`: head of a column -> method -> seed -> number."""
+
     def cell(by_seed: Mapping) -> str:
-        return tables.interval(t_interval([*by_seed.values()])) if by_seed else "-"
+        return tables.interval(t_interval(list(by_seed.values()))) if by_seed else "-"
 
     methods = next(iter(means.values()))
-    lines = [
-        [method, *(cell(by_method[method]) for by_method in means.values())] for method in methods
-    ]
+    lines = []
+    for method in methods:
+        lines.append([method, *(cell(by_method[method]) for by_method in means.values())])
     return tables.markdown(["method", *means], lines)

@@ -29,24 +29,30 @@ NUMBER = re.compile(r"\{(?:([\w+]+): )?([^{}]+)\}")
 
 
 def fill(cell: str, study: str) -> str:
-    """Write the numbers of a cell, with true minus signs."""
-    return NUMBER.sub(lambda match: _signed(write(match[1] or study, *match[2].split("|"))), cell)
+    """Write the numbers of a cell, with true minus signs; `study`: whose numbers are meant if braces name no other."""
 
+    def number_for(braces: re.Match) -> str:
+        other_study, words = braces.groups()
+        text = write(other_study or study, *words.split("|"))
+        return text if text == "-" else text.replace("-", "−")
 
-def _signed(text: str) -> str:
-    return text if text == "-" else text.replace("-", "−")
+    return NUMBER.sub(number_for, cell)
 
 
 def write(study: str, source: str, *what: str) -> str:
-    """Write one number, interval or list of numbers of a study."""
+    """Write one number, interval or list of numbers of a study.
+
+    `source` and `what` are the words between the bars of braces, see the module's first lines: a kind of number and
+    its details, or a method, a key of summary.json and a format.
+    """
     if source == "contrast":
-        contrast = load_study(study).contrasts[what[0]]
+        name, *form = what
+        protocol = load_study(study)
+        contrast = protocol.contrasts[name]
         if "difference" in contrast:
-            return _difference(study, *what)
-        value = _ratio(
-            study, tuple(contrast["ratio"]), load_study(study).threshold, load_study(study).window
-        )
-        return _contrast(value, contrast.get("margin"), *what[1:])
+            return written(_mean_rewards(study).get("contrasts", {}).get(name), *form)
+        value = _ratio(study, tuple(contrast["ratio"]), protocol.threshold, protocol.window)
+        return _contrast(value, contrast.get("margin"), *form)
     if source in ("ratio", "mean ratio"):
         protocol = load_study(study)
         value = _ratio(study, what, protocol.threshold, protocol.window)
@@ -56,9 +62,11 @@ def write(study: str, source: str, *what: str) -> str:
     if source == "mean":
         method, key, form = what
         by_seed = _mean_rewards(study).get("means", {}).get(key, {}).get(method)
-        return written(by_seed and t_interval([*by_seed.values()]), form)
-    key, form = what[0], what[1] if len(what) > 1 else ".2f"
-    return written(_value(study, source, key), form)
+        value = t_interval(list(by_seed.values())) if by_seed else None
+        return written(value, form)
+    method = source
+    key, *form = what
+    return written(_value(study, method, key), *(form or [".2f"]))
 
 
 @functools.cache
@@ -72,52 +80,48 @@ def _ratio(study: str, ratio: tuple[str, ...], threshold: float, window: int) ->
 
 
 def _contrast(value: Mapping, margin: float | None, form: str = "") -> str:
+    """A ratio with its interval; with the form `equal`, whether the interval is within the margin of equality."""
     if form == "equal":
         inside = margin and 1 / margin <= value["low"] and value["high"] <= margin
         return f"equal within {margin:g}: {'yes' if inside else 'open'}"
-    alike = (
-        ""
-        if len({round(x, 6) for x in value["by_seed"]}) > 1
-        else ", the same update in every seed"
-    )
-    return interval(value, beside=1) + alike
-
-
-def _difference(study: str, name: str, form: str) -> str:
-    value = _mean_rewards(study).get("contrasts", {}).get(name)
-    return written(value, form)
+    text = interval(value, beside=1)
+    different_ratios = {round(ratio, 6) for ratio in value["by_seed"]}
+    if len(different_ratios) <= 1:  # then the interval has no width
+        text += ", the same update in every seed"
+    return text
 
 
 @functools.cache
 def _mean_rewards(study: str) -> dict:
     """The summary.json of a study whose outcome is a mean reward; empty before all its seeds are there."""
     file = shipped("results") / study / "summary.json"
-    summary = (
-        json.loads(file.read_text(encoding="utf-8"))
-        if file.is_file()
-        else {"contrasts": {"": {"seeds": []}}}
-    )
-    seeds = next(iter(summary["contrasts"].values()))["seeds"]
-    return summary if seeds == load_study(study).seeds else {}
+    if not file.is_file():
+        return {}
+    summary = json.loads(file.read_text(encoding="utf-8"))
+    primary = next(iter(summary["contrasts"].values()))
+    is_complete = primary["seeds"] == load_study(study).seeds
+    return summary if is_complete else {}
 
 
 @functools.cache
 def _summary(study: str) -> dict:
+    """The rows of a study's summary.json, by method."""
     summary = json.loads((shipped("results") / study / "summary.json").read_text(encoding="utf-8"))
     return {row["method"]: row for row in summary["methods"]}
 
 
 def _value(study: str, method: str, key: str):
-    """A number of a method, from the study's summary or its curves."""
-    # variance of the score, mean over the updates in which the policy learns
-    if key == "explained":
-        curves = [[step[EXPLAINED] for step in curve_of(run)] for run in _runs(study, method)]
-        return t_interval([float(np.mean(curve)) for curve in curves])
-    return _summary(study)[method].get(key)
+    """A number of a method from the study's summary; `explained`: from its curves.
 
-
-def _runs(study: str, method: str) -> list[dict]:
-    return [run for run in stored_results(study) if run["method"] == method]
+    This is the explained variance of the score, a mean over the updates in which the policy learns.
+    """
+    if key != "explained":
+        return _summary(study)[method].get(key)
+    means = []
+    for run in stored_results(study):
+        if run["method"] == method:
+            means.append(float(np.mean([step[EXPLAINED] for step in curve_of(run)])))
+    return t_interval(means)
 
 
 def written(value, form: str) -> str:

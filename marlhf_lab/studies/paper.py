@@ -52,6 +52,7 @@ def stored(study: str) -> list[dict]:
 
 def typeset(text: str) -> str:
     """Text for a lesson, with "−" before negative numbers and "∞" for n=inf."""
+    # A hyphen before a digit is a sign, unless a letter, a digit or a hyphen stands before it ("2024-05").
     return re.sub(r"(?<![\w-])-(?=\d)", "−", text).replace("n=inf", "n=∞")
 
 
@@ -68,31 +69,43 @@ def say(value: Mapping | None, form: str = "+.2f", beside: float = 0) -> str:
 def verdict(
     value: Mapping | None, sign: int = 1, size: float | None = None, beside: float = 0
 ) -> str:
-    """Compare an interval with the claim that a number is above `beside` (sign −1: below) and of this size."""
+    """Compare an interval with the claim that a number is above `beside` (sign −1: below) and of this size.
+
+    value: low and high of the interval; None if nothing was measured. size: None if the claim names none.
+    """
     if value is None:
         return "not measured"
+    # Both ends as the claim counts: above 0 is what it says. −1 turns them round.
     low, high = sorted(sign * (value[end] - beside) for end in ("low", "high"))
-    words = "agrees" if low > 0 else "contradicts" if high < 0 else "no difference seen"
-    return words + (
-        "; the claimed size is excluded" if size is not None and high < sign * size else ""
-    )
+    if low > 0:
+        words = "agrees"
+    elif high < 0:
+        words = "contradicts"
+    else:
+        words = "no difference seen"
+    if size is not None and high < sign * size:
+        words += "; the claimed size is excluded"
+    return words
 
 
 # Final scores
 
 
 def gaps(study: str, one: str, other: str, score: str = "rm_score") -> np.ndarray | None:
-    """Differences of two methods, [seeds, prompts]; None if one of them is not stored."""
-    runs = by_method(stored(study)) if stored(study) else {}
+    """Differences of two methods in a final score, [seeds, prompts]; None if one of them or the score is not stored."""
+    results = stored(study)
+    if not results:
+        return None
+    runs = by_method(results)
     seeds = sorted(set(runs.get(one, ())) & set(runs.get(other, ())))
     if not seeds or score not in runs[one][seeds[0]]["final"]:
         return None
-    return np.array(
-        [
-            np.subtract(*(runs[name][seed]["final"][score] for name in (one, other)))
-            for seed in seeds
-        ]
-    )
+    differences = []
+    for seed in seeds:
+        ours = runs[one][seed]["final"][score]
+        theirs = runs[other][seed]["final"][score]
+        differences.append(np.subtract(ours, theirs))
+    return np.array(differences)
 
 
 def compare(study: str, one: str, other: str, score: str = "rm_score") -> dict | None:
@@ -107,37 +120,42 @@ def wins(study: str, one: str, other: str, score: str) -> np.ndarray:
 
 
 def bad(method: str, of: str = "PPO") -> np.ndarray:
-    """1 if the RM score is below the lowest 5 % of another method's with the same seed, in `main`."""
+    """1 if the RM score is below the lowest 5 % of another method's with the same seed, in `main`: [seeds, prompts]."""
     runs = by_method(stored("main"))
-    lowest = {
-        seed: np.quantile(run["final"]["rm_score"], 0.05) for seed, run in sorted(runs[of].items())
-    }
-    return np.array(
-        [np.less(runs[method][s]["final"]["rm_score"], low) for s, low in lowest.items()],
-        dtype=float,
-    )
+    is_bad = []
+    for seed, run in sorted(runs[of].items()):
+        lowest = np.quantile(run["final"]["rm_score"], 0.05)
+        is_bad.append(np.less(runs[method][seed]["final"]["rm_score"], lowest))
+    return np.array(is_bad, dtype=float)
 
 
 # Two judges: the RM score and the gold score in `main`
 
 
 def judged(one: str, other: str, score: str, seeds: list[int] | None = None) -> dict:
-    """Verdicts by pair, over all prompts of these seeds (of all)."""
+    """Verdicts of a score on the answers of two methods, by number of the pair, over all prompts of these seeds.
+
+    Without `seeds` all of `main` are taken.
+    """
     runs = by_method(stored("main"))
-    judgments = [
-        np.concatenate([runs[name][s]["final"][score] for s in seeds or sorted(runs["PPO"])])
-        for name in (one, other)
-    ]
-    return dict(enumerate(verdicts_of_scores(*judgments)))
+    seeds = seeds or sorted(runs["PPO"])
+    first, second = (
+        np.concatenate([runs[method][seed]["final"][score] for seed in seeds])
+        for method in (one, other)
+    )
+    return dict(enumerate(verdicts_of_scores(first, second)))
 
 
 def agreement(one: str, other: str, seeds: list[int] | None = None) -> dict:
-    """RM against gold score, over the pairs in which neither has a tie."""
-    rm, gold = (judged(one, other, score, seeds) for score in ("rm_score", "gold"))
+    """RM against gold score, over the pairs in which neither has a tie: a row of `agreement_table`."""
+    rm = judged(one, other, "rm_score", seeds)
+    gold = judged(one, other, "gold", seeds)
     decided = [pair for pair in rm if "tie" not in (rm[pair], gold[pair])]
-    return agreement_table(
-        {"RM": {p: rm[p] for p in decided}, "gold": {p: gold[p] for p in decided}}
-    )[0]
+    raters = {
+        "RM": {pair: rm[pair] for pair in decided},
+        "gold": {pair: gold[pair] for pair in decided},
+    }
+    return agreement_table(raters)[0]
 
 
 # Speed and norms
@@ -149,23 +167,22 @@ def learned() -> dict[tuple[str, str], dict]:
     rows = {}
     for name in TIMED:
         study = load_study(name)
-        for row in learning_table(
-            study.figures or {"": list(study.methods)}, stored(name), study.threshold
-        ):
+        groups = study.figures or {"": list(study.methods)}
+        for row in learning_table(groups, stored(name), study.threshold):
             rows[name, row["method"]] = row
     return rows
 
 
 def updates(study: str, method: str) -> np.ndarray:
     """Updates to the goal, by seed; a run that never reaches it counts with all its updates."""
-    return np.array([x or BUDGET for x in learned()[study, method]["updates"]["by_seed"]])
+    by_seed = learned()[study, method]["updates"]["by_seed"]
+    return np.array([count or BUDGET for count in by_seed])  # None: never
 
 
 def sooner(group: str, one: str = "E4", other: str = "E0", study: str = "umbrella") -> dict:
     """Updates to the goal of one estimator minus those of another, paired by seed."""
-    return t_interval(
-        (updates(study, f"{group} {one}") - updates(study, f"{group} {other}")).tolist()
-    )
+    differences = updates(study, f"{group} {one}") - updates(study, f"{group} {other}")
+    return t_interval(differences.tolist())
 
 
 def times(study: str, one: str, other: str, score: float = 0.8, window: int = 3) -> str:
@@ -176,20 +193,23 @@ def times(study: str, one: str, other: str, score: float = 0.8, window: int = 3)
 def turned() -> dict:
     """MA-PPO − PPO, in updates to the goal: with a critic that predicts the score, minus with one that cannot."""
     study = "critic_confirm"
-    gap = {
-        c: updates(study, f"{c} MA-PPO") - updates(study, f"{c} PPO") for c in ("blind", "seeing")
-    }
+    gap = {}
+    for critic in ("blind", "seeing"):
+        gap[critic] = updates(study, f"{critic} MA-PPO") - updates(study, f"{critic} PPO")
     return t_interval((gap["seeing"] - gap["blind"]).tolist())
 
 
 def norm_change(key: str) -> dict:
     """log of MA-PPO's mean over training by PPO's, paired by seed: below 0 if it is smaller."""
     runs = by_method(stored("main"))
-    means = [
-        [np.mean([row[key] for row in runs[x][s]["curve"]]) for s in sorted(runs["PPO"])]
-        for x in ("MA-PPO", "PPO")
-    ]
-    return t_interval(np.log(np.divide(*means)).tolist())
+    logs = []
+    for seed in sorted(runs["PPO"]):
+        ours, theirs = (
+            np.mean([row[key] for row in runs[method][seed]["curve"]])
+            for method in ("MA-PPO", "PPO")
+        )
+        logs.append(float(np.log(ours / theirs)))
+    return t_interval(logs)
 
 
 def cost() -> dict:
@@ -208,26 +228,29 @@ class Measure(NamedTuple):
     value: Mapping
     sign: int  # 1: above `beside`, −1: below
     form: str = "+.2f"
-    size: float | None = None  # the claimed one, on our scale
+    size: float | None = None  # the claimed one, on our scale; None: the claim has none
     beside: float = 0
 
 
 @cache
 def measures() -> dict[str, Measure]:
     """Claims other than differences of final scores, by their names in `paper.yaml`."""
-    rows = {row["method"]: row for row in study_table(stored("main"))}
-    ours, theirs = (np.array(rows[name]["updates"]["by_seed"]) for name in ("MA-PPO", "PPO"))
-    won = {
-        s: crossed_interval(wins("main", "MA-PPO", "PPO", s) - 0.5)._asdict()
-        for s in ("rm_score", "gold")
-    }
-    kappas = [agreement("MA-PPO", "PPO", [seed])["kappa"]["mean"] for seed in rows["PPO"]["seeds"]]
-    tails = crossed_interval(bad("MA-PPO") - bad("PPO"))._asdict()
-    sweep = learned()["n_sweep", "n=3"]["updates_difference"]
-    sooner_by, claimed = t_interval((ours - theirs).tolist()), theirs.mean() / 1.7 - theirs.mean()
-    people = {row["judge"]: row for row in with_a_person()}
+    # 1. Speed: updates of MA-PPO to PPO's final score, minus PPO's own; the paper says 1.7 times faster.
+    main = {row["method"]: row for row in study_table(stored("main"))}
+    ours, theirs = (np.array(main[name]["updates"]["by_seed"]) for name in ("MA-PPO", "PPO"))
+    sooner_by = t_interval((ours - theirs).tolist())
+    claimed = theirs.mean() / 1.7 - theirs.mean()
     steps = ratio_of_updates(stored("steps_confirm"), ["PPO", "MA-PPO"], 0.6, 5)
-    values = {
+    sweep = learned()["n_sweep", "n=3"]["updates_difference"]
+    # 2. Answers: win rates, bad ones, and how far two judges agree.
+    won = {}
+    for score in ("rm_score", "gold"):
+        won[score] = crossed_interval(wins("main", "MA-PPO", "PPO", score) - 0.5)._asdict()
+    tails = crossed_interval(bad("MA-PPO") - bad("PPO"))._asdict()
+    kappas = [agreement("MA-PPO", "PPO", [seed])["kappa"]["mean"] for seed in main["PPO"]["seeds"]]
+    people = {row["judge"]: row for row in with_a_person()}
+    kappa_of_people = people["GPT-3.5"]["kappa"]
+    found = {
         "speed": Measure("updates to PPO's score", sooner_by, -1, "+.1f", claimed),
         "far": Measure("updates, umbrella, L = 128", sooner("L128 first"), -1, "+.1f"),
         "wins RM": Measure("win rate by RM − 50 %", won["rm_score"], 1, "+.0%", 0.28),
@@ -236,33 +259,41 @@ def measures() -> dict[str, Measure]:
         "sweep": Measure("updates, n = 3 − n = 1", sweep, -1, "+.1f"),
         "turned": Measure("updates, difference of differences", turned(), 1, "+.1f"),
         "judges": Measure("κ of RM and gold, over seeds", t_interval(kappas), 1),
-        "people": Measure(
-            "κ of GPT-3.5 and people, PandaLM's pairs", people["GPT-3.5"]["kappa"], 1
-        ),
+        "people": Measure("κ of GPT-3.5 and people, PandaLM's pairs", kappa_of_people, 1),
         "arithmetic": Measure("steps_confirm, updates, PPO / MA-PPO", steps, 1, ".2f", beside=1),
     }
-    keys = ("advantage_norm", "advantage_rms", "q_norm", "q_rms")
-    return values | {key: Measure("log ratio to PPO", norm_change(key), -1) for key in keys}
+    # 3. Norms of advantages and returns.
+    for key in ("advantage_norm", "advantage_rms", "q_norm", "q_rms"):
+        found[key] = Measure("log ratio to PPO", norm_change(key), -1)
+    return found
 
 
 def evidence(what: str) -> tuple[str, str]:
-    """Counterpart and verdict of a claim (see the module's first lines)."""
+    """Counterpart and verdict of a claim; `what` is written as the module's first lines say."""
+    # 1. A remark before the counterpart changes its verdict.
     if what.startswith(NOT_COMPARABLE):
-        return evidence(what.removeprefix(NOT_COMPARABLE))[0], NOT_COMPARABLE.rstrip(": ")
+        text, _ = evidence(what.removeprefix(NOT_COMPARABLE))
+        return text, NOT_COMPARABLE.rstrip(": ")
     if what.startswith(OTHER_ANSWERS):
         text, words = evidence(what.removeprefix(OTHER_ANSWERS))
         return text, f"{words} ({OTHER_ANSWERS.rstrip(': ')})"
+    # 2. The name of a measure, or "-".
     if what in measures():
-        name, value, sign, form, size, beside = measures()[what]
-        return f"{name}: {say(value, form, beside)}", verdict(value, sign, size, beside)
-    study, _, pair = what.partition(": ")
-    if not pair:
+        found = measures()[what]
+        text = f"{found.what}: {say(found.value, found.form, found.beside)}"
+        return text, verdict(found.value, found.sign, found.size, found.beside)
+    study, _, comparison = what.partition(": ")
+    if not comparison:
         return what, "not measured"
-    pair, _, score = pair.partition(", ")
-    one, relation, other = pair.replace(" > ", "|>|").replace(" < ", "|<|").split("|")
+    # 3. "study: one > other, score"
+    pair, _, score = comparison.partition(", ")
+    sign = 1 if " > " in pair else -1
+    one, other = pair.split(" > " if sign == 1 else " < ")
     value = compare(study, one, other, score or "rm_score")
-    name = typeset(f"{study}, {one} − {other}{f' ({score})' * bool(score)}")
-    return f"{name}: {say(value)}", verdict(value, 1 - 2 * (relation == "<"))
+    name = f"{study}, {one} − {other}"
+    if score:
+        name += f" ({score})"
+    return f"{typeset(name)}: {say(value)}", verdict(value, sign)
 
 
 @cache
@@ -284,17 +315,19 @@ def claims_table(group: str) -> str:
 
 def overview(group: str) -> list[dict]:
     """Rows of a group of claims: item, claim, here, verdict, and a link to the section."""
-    rows, sections = [], _texts()["sections"]
-    for item, claim, what, section in _texts()["claims"][group]:
+    texts = _texts()
+    rows = []
+    for item, claim, what, section in texts["claims"][group]:
         here, words = evidence(what)
-        place = f"{section} · {sections[section]}".replace(" ", "-")
+        title = texts["sections"][section]
+        anchor = f"{section} · {title}".replace(" ", "-")  # as pages name the place of a heading
         rows.append(
             {
                 "item": item,
                 "claim": claim,
                 "here": here,
                 "verdict": words,
-                "in": f"[{section}](#{place})",
+                "in": f"[{section}](#{anchor})",
             }
         )
     return rows
@@ -306,12 +339,15 @@ def studies_table() -> str:
     for name, question in _texts()["studies"].items():
         runs = stored(name)
         days = [run["environment"]["date"][:10] for run in runs]
-        row = {
-            "study": f"`{name}`",
-            "asks": question,
-            "runs": len(runs),
-            "date": min(days, default="not measured yet"),
-        }
-        rows.append(row | {key: len({run[key] for run in runs}) for key in ("method", "seed")})
-    heads = {"study": "study", "asks": "asks", "runs": "runs", "method": "methods", "seed": "seeds"}
-    return table(rows, heads | {"date": "first run"})
+        rows.append(
+            {
+                "study": f"`{name}`",
+                "asks": question,
+                "runs": len(runs),
+                "methods": len({run["method"] for run in runs}),
+                "seeds": len({run["seed"] for run in runs}),
+                "date": min(days, default="not measured yet"),
+            }
+        )
+    names = ("study", "asks", "runs", "methods", "seeds")
+    return table(rows, {name: name for name in names} | {"date": "first run"})

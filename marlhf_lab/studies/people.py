@@ -6,7 +6,7 @@ how far judges and people agree, but compare no methods.
 """
 
 from functools import cache
-from itertools import permutations, product
+from itertools import permutations
 
 import pandas as pd
 
@@ -35,13 +35,16 @@ def with_a_person() -> list[dict]:
     "always second" ignores the pair. "most of the three" knows what the three people said: no judge can agree with them
     more often. Rows with the names of `HEADS`.
     """
-    named, people = verdicts(), [verdicts()[name] for name in PEOPLE]
-    judges = {name: named[name] for name in JUDGES}
-    judges["always second"] = pd.Series("second", named.index)
+    given = verdicts()
+    people = [given[name] for name in PEOPLE]
+    judges = {name: given[name] for name in JUDGES}
+    judges["always second"] = pd.Series("second", given.index)
     judges["most of the three"] = pd.concat(people, axis=1).mode(axis=1)[0]
     couples = {"another person": permutations(people, 2)}
-    couples |= {name: product([judge], people) for name, judge in judges.items()}
-    return [
-        {"judge": name} | as_row(agree_in_groups(two, named["instruction"]))
-        for name, two in couples.items()
-    ]
+    for name, judge in judges.items():
+        couples[name] = [(judge, person) for person in people]
+    rows = []
+    for name, couples_of_judge in couples.items():
+        agreement = agree_in_groups(couples_of_judge, given["instruction"])
+        rows.append({"judge": name} | as_row(agreement))
+    return rows

@@ -19,10 +19,8 @@ from marlhf_lite.utils.tables import interval, number, table
 def study_report(study, results: Sequence[Mapping], folder: Path, figures: Path) -> str:
     """Write table.md and summary.json to `folder` and figures to `figures`. Returns the table. `study` is a `Study`."""
     rows = study_table(results, study.baseline, study.target_method)
-    text, drawn = (
-        markdown(rows, study.baseline, study.target_method),
-        study_figures(study, results, rows),
-    )
+    drawn = study_figures(study, results, rows)
+    text = markdown(rows, study.baseline, study.target_method)
     text += add_equal_kl(study, results, drawn)
     write_report({"study": study.name, "methods": rows}, text, folder)
     save_figures(drawn, figures)
@@ -30,8 +28,12 @@ def study_report(study, results: Sequence[Mapping], folder: Path, figures: Path)
 
 
 def add_equal_kl(study, results: Sequence[Mapping], drawn: dict[str, Axes | np.ndarray]) -> str:
-    """Return a paragraph on the two methods of `study.equal_kl`, empty without runs of both, and add its figure."""
-    if not study.equal_kl or not set(study.equal_kl) <= {result["method"] for result in results}:
+    """Return a paragraph on the two methods of `study.equal_kl`, and add its figure to `drawn`.
+
+    The paragraph is empty, and there is no figure, if the study names no two methods, or if one of them has no run.
+    """
+    methods_with_runs = {result["method"] for result in results}
+    if not study.equal_kl or not set(study.equal_kl) <= methods_with_runs:
         return ""
     drawn["score_over_kl"] = score_over_kl(results, study.equal_kl)
     return f"\n\n{equal_kl_line(results, *study.equal_kl)}"
@@ -51,44 +53,53 @@ def save_figures(drawn: Mapping[str, Axes | np.ndarray], figures: Path) -> None:
 
 
 def markdown(rows: Sequence[Mapping], baseline: str = "SFT", target_method: str = "PPO") -> str:
-    """Write scores and costs, rows of `study_table`, as two Markdown tables with a legend under each."""
+    """Write scores and costs, rows of `study_table`, as two Markdown tables with a legend under each.
+
+    Without a trained method there is no table of costs.
+    """
+    # 1. Scores: key of a row -> head of its column.
     heads = {"method": "method"} | SCORES
-    for key, other in (
-        ("gain", f"gain over {baseline}"),
-        ("difference", f"difference from {target_method}"),
-    ):
-        heads |= {f"{score}_{key}": f"{text}: {other}" for score, text in SCORES.items()}
-    score = "RM score" if any("rm_score" in row for row in rows) else "reward"
-    costs = {"method": "method"} | {
-        name: f"{text} to {target_method}'s final {score}" for name, text in COSTS.items()
-    }
-    costs |= {f"cost_{name}": f"{text} in all" for name, text in COSTS.items()}
-    costs[EXPLAINED] = "critic: explained variance of the score"
-    parts = [table(rows, heads | {"kl": "KL (nats)", "tokens": "length"}, _cell), LEGENDS["scores"]]
+    for score, words in SCORES.items():
+        heads[f"{score}_gain"] = f"{words}: gain over {baseline}"
+    for score, words in SCORES.items():
+        heads[f"{score}_difference"] = f"{words}: difference from {target_method}"
+    heads |= {"kl": "KL (nats)", "tokens": "length"}
+    parts = [table(rows, heads, _cell), LEGENDS["scores"]]
+    # 2. Costs: to the final score of the target method, and of the whole training.
     trained = [row for row in rows if "cost_updates" in row]
-    return "\n\n".join(
-        parts + ([table(trained, costs, _cell), LEGENDS["costs"]] if trained else [])
-    )
+    if trained:
+        score = "RM score" if any("rm_score" in row for row in rows) else "reward"
+        heads = {"method": "method"}
+        for cost, words in COSTS.items():
+            heads[cost] = f"{words} to {target_method}'s final {score}"
+        for cost, words in COSTS.items():
+            heads[f"cost_{cost}"] = f"{words} in all"
+        heads[EXPLAINED] = "critic: explained variance of the score"
+        parts += [table(trained, heads, _cell), LEGENDS["costs"]]
+    return "\n\n".join(parts)
 
 
 def _cell(row: Mapping, name: str) -> str:
-    value, is_cost = row.get(name), name.removeprefix("cost_") in COSTS
+    """What the row of a table has under this key, as text: a word, a number, or one with its interval and seeds."""
+    value = row.get(name)
+    is_cost = name.removeprefix("cost_") in COSTS
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
     if not isinstance(value, Mapping):
-        digits = 0 if is_cost else 2 if name == EXPLAINED else 1
-        return (
-            "-"
-            if value is None
-            else value
-            if isinstance(value, str)
-            else number(value, f".{digits}f")
-        )
+        if is_cost:
+            return number(value, ".0f")
+        return number(value, ".2f" if name == EXPLAINED else ".1f")
     form = ".0f" if is_cost else ".2f"
     seeds = "; ".join("never" if x is None else number(x, form) for x in value["by_seed"])
     if value["mean"] is None:
         return f"({seeds})"
     if value.get("std") is not None:
         return f"{number(value['mean'])} ± {number(value['std'])} ({seeds})"
-    return f"{interval({'low': None, 'high': None} | value, form)} ({seeds})"
+    # A cost that some seed never reached has a mean and no interval.
+    mean_and_interval = interval({"low": None, "high": None} | value, form)
+    return f"{mean_and_interval} ({seeds})"
 
 
 def study_figures(
@@ -96,19 +107,20 @@ def study_figures(
 ) -> dict[str, Axes | np.ndarray]:
     """Draw the figures of each group of methods that the study names: name of a figure to its Axes."""
     runs = by_method(results)
+    groups = study.figures or {"": list(runs)}  # without groups, all methods are one
     drawn: dict[str, Axes | np.ndarray] = {}
-    for group, names in (study.figures or {"": list(runs)}).items():
+    for group, methods in groups.items():
         prefix = f"{group}_" if group else ""
-        chosen = [row for row in rows if row["method"] in names]
-        drawn[f"{prefix}final_scores"] = final_scores(chosen, study.baseline)
-        if any(f"{score}_difference" in row for row in chosen for score in SCORES):
-            drawn[f"{prefix}differences"] = final_scores(chosen, study.target_method, "difference")
-        if any(name in row for row in chosen for name in COSTS):
-            drawn[f"{prefix}costs"] = costs(chosen, study.target_method)
-        drawn |= {
-            f"{prefix}{name}": axes
-            for name, axes in _curves(runs, names, study.baseline, scores_of(results)).items()
-        }
+        of_group = [row for row in rows if row["method"] in methods]
+        keys = set().union(*of_group)  # of any row
+        drawn[f"{prefix}final_scores"] = final_scores(of_group, study.baseline)
+        if any(f"{score}_difference" in keys for score in SCORES):
+            differences = final_scores(of_group, study.target_method, "difference")
+            drawn[f"{prefix}differences"] = differences
+        if any(cost in keys for cost in COSTS):
+            drawn[f"{prefix}costs"] = costs(of_group, study.target_method)
+        for name, axes in _curves(runs, methods, study.baseline, scores_of(results)).items():
+            drawn[f"{prefix}{name}"] = axes
     return drawn
 
 
@@ -116,51 +128,74 @@ def study_figures(
 METRICS = {"rm_score": "score_mean", "reward": "score_mean", "gold": "gold_mean"}
 
 
-def _curves(runs: Mapping, names: Sequence[str], baseline: str, scores: Mapping[str, str]) -> dict:
-    """Score curves, L2 norms and outcomes of programs, each if all these methods have its metric in some update."""
+def _curves(
+    runs: Mapping, methods: Sequence[str], baseline: str, scores: Mapping[str, str]
+) -> dict[str, Axes | np.ndarray]:
+    """Score curves, L2 norms and outcomes of programs: name of a figure to its Axes.
+
+    Each shows the methods all of whose runs have its metric in some update; without any it is not drawn. `runs`: see
+    `by_method`; `scores`: those that results have.
+    """
     drawn = {}
-    for score in (score for score in METRICS if score in scores):
-        metric = METRICS[score]
-        gains = {name: gain_curves(runs[name], runs.get(baseline, {}), score) for name in names}
-        gains = {name: curves for name, curves in gains.items() if _has(curves, metric)}
-        if gains:
-            axes = drawn[metric] = plots.reward_curves(gains, metric)
-            if any(score in run["final"] for run in runs.get(baseline, {}).values()):
-                axes.set_ylabel(f"{SCORES[score]}, gain over {baseline}")
-            # no reward model: unit tests gave the score
-            elif score == "rm_score" and baseline in runs:
-                axes.set_ylabel("reward of a response")
-    curves = {name: [run["curve"] for run in runs[name].values()] for name in names}
-    norms = {name: rows for name, rows in curves.items() if _has(rows, "advantage_norm")}
-    programs = {name: rows for name, rows in curves.items() if _has(rows, "share_passed")}
-    drawn |= {"l2_norms": plots.l2_norms(norms)} if norms else {}
-    return drawn | ({"outcomes": outcome_shares(programs)} if programs else {})
+    of_baseline = runs.get(baseline, {})
+    # 1. Scores while training, as gains over the baseline if it has this score.
+    for score, metric in METRICS.items():
+        if score not in scores:
+            continue
+        gains = {}
+        for method in methods:
+            curves = gain_curves(runs[method], of_baseline, score)
+            if _all_have(curves, metric):
+                gains[method] = curves
+        if not gains:
+            continue
+        axes = plots.reward_curves(gains, metric)
+        drawn[metric] = axes
+        baseline_has_score = any(score in run["final"] for run in of_baseline.values())
+        if baseline_has_score:
+            axes.set_ylabel(f"{SCORES[score]}, gain over {baseline}")
+        elif score == "rm_score" and baseline in runs:
+            # No reward model: unit tests gave the score.
+            axes.set_ylabel("reward of a response")
+    # 2. Norms, and what became of programs.
+    curves_of = {method: [run["curve"] for run in runs[method].values()] for method in methods}
+    for name, metric, draw in (
+        ("l2_norms", "advantage_norm", plots.l2_norms),
+        ("outcomes", "share_passed", outcome_shares),
+    ):
+        chosen = {}
+        for method, curves in curves_of.items():
+            if _all_have(curves, metric):
+                chosen[method] = curves
+        if chosen:
+            drawn[name] = draw(chosen)
+    return drawn
 
 
-def _has(curves: Sequence[Sequence[Mapping]], metric: str) -> bool:
+def _all_have(curves: Sequence[Sequence[Mapping]], metric: str) -> bool:
+    """Whether each of these curves has a number for the metric in some update."""
     return all(any(row.get(metric) is not None for row in curve) for curve in curves)
 
 
 def gain_curves(
     by_seed: Mapping[int, Mapping], base: Mapping[int, Mapping], score: str
 ) -> list[list[dict]]:
-    """Subtract from each curve the mean of the baseline with the same seed on the held-out prompts; 0 without one."""
-    out = []
+    """Subtract from each curve the mean of the baseline with the same seed on the held-out prompts; 0 without one.
+
+    by_seed, base: seed -> run of a method, and of the baseline; updates without the score's metric are left out.
+    """
+    metric = METRICS[score]
+    curves = []
     for seed, run in sorted(by_seed.items()):
-        zero = (
-            float(np.mean(base[seed]["final"][score]))
-            if seed in base and score in base[seed]["final"]
-            else 0.0
-        )
-        metric = METRICS[score]
-        out.append(
-            [
-                row | {metric: row[metric] - zero}
-                for row in run["curve"]
-                if row.get(metric) is not None
-            ]
-        )
-    return out
+        of_baseline = 0.0
+        if seed in base and score in base[seed]["final"]:
+            of_baseline = float(np.mean(base[seed]["final"][score]))
+        curve = []
+        for row in run["curve"]:
+            if row.get(metric) is not None:
+                curve.append(row | {metric: row[metric] - of_baseline})
+        curves.append(curve)
+    return curves
 
 
 def final_scores(rows: Sequence[Mapping], other: str = "SFT", kind: str = "gain") -> np.ndarray:
@@ -174,16 +209,21 @@ def final_scores(rows: Sequence[Mapping], other: str = "SFT", kind: str = "gain"
     Returns:
         [1 to 3] Axes, of the scores on the held-out prompts.
     """
-    word = {"gain": "gain over", "difference": "difference from"}[kind]
-    word += " " if len(word + other) < 15 else "\n"  # so that neighbouring labels do not touch
-    keys = {f"{score}_{kind}": f"{text},\n{word}{other}" for score, text in SCORES.items()}
-    keys = {key: label for key, label in keys.items() if any(key in row for row in rows)}
-    compared = bool(keys)
-    bars = "95 % interval over seeds and prompts" if compared else "±1 std over seeds"
+    words = "gain over" if kind == "gain" else "difference from"
+    between = " " if len(words + other) < 15 else "\n"  # so that neighbouring labels do not touch
+    labels = {}
+    for score, name in SCORES.items():
+        key = f"{score}_{kind}"
+        if any(key in row for row in rows):
+            labels[key] = f"{name},\n{words}{between}{other}"
+    bars = "95 % interval over seeds and prompts"
+    if not labels:
+        labels = SCORES
+        bars = "±1 std over seeds"
     text = (
         f"Held-out prompts. Dot: mean; bar: {bars}; small dots: each seed. Further right is better."
     )
-    return dots(rows, keys if compared else SCORES, text)
+    return dots(rows, labels, text)
 
 
 def costs(rows: Sequence[Mapping], target_method: str = "PPO") -> np.ndarray:
@@ -206,20 +246,26 @@ def dots(
     """Draw a panel for each key that rows have, and in it a line for each row that has one of them.
 
     A line has the name in the row's field `line`, and the colour of its `method`.
+
+    Args:
+        rows: of `study_table`; under each key an interval or ±1 std, with `by_seed`.
+        keys: to the label of the panel.
+        text: the caption.
     """
-    keys = {key: label for key, label in keys.items() if any(key in row for row in rows)}
-    shown = [row for row in rows if any(key in row for key in keys)]
-    axes = plots.subplots((1, len(keys)), 0.14 + 0.055 * len(shown))[0]
+    labels = {key: label for key, label in keys.items() if any(key in row for row in rows)}
+    shown = [row for row in rows if any(key in row for key in labels)]
+    axes = plots.subplots((1, len(labels)), 0.14 + 0.055 * len(shown))[0]
     styles = plots.method_styles([row["method"] for row in rows])
-    for ax, (key, label) in zip(axes, keys.items(), strict=True):
+    for ax, (key, label) in zip(axes, labels.items(), strict=True):
         if key.endswith(("_gain", "_difference")):
             ax.axvline(0, color="0.6", linewidth=0.8, zorder=0)
         for place, row in enumerate(shown):
             if key in row:
                 _point(ax, row[key], place, styles[row["method"]]["color"])
         ax.set(xlabel=label, ylim=(len(shown) - 0.5, -0.5))
-        ax.set_yticks(range(len(shown)), [row[line] for row in shown] if ax is axes[0] else [])
-        if len(keys) > 2:  # narrow panels
+        names = [row[line] for row in shown] if ax is axes[0] else []
+        ax.set_yticks(range(len(shown)), names)
+        if len(labels) > 2:  # narrow panels
             ax.locator_params(axis="x", nbins=2)
             ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
         ax.grid(axis="x", alpha=0.3, linewidth=0.5)
@@ -230,28 +276,30 @@ def dots(
 
 def _point(ax: Axes, value: Mapping, place: int, colour: str) -> None:
     """Draw mean, interval (or ±1 std) and seeds of a method at height `place`."""
-    mean, seeds = value["mean"], [x for x in value["by_seed"] if x is not None]
+    mean = value["mean"]
+    seeds = [x for x in value["by_seed"] if x is not None]
     ax.plot(seeds, [place + 0.25] * len(seeds), ".", color=colour, markersize=3)
     if mean is None:
-        text, there = (
-            f"never: {len(value['by_seed']) - len(seeds)} of {len(value['by_seed'])}",
-            (0.98, place - 0.12),
-        )
+        count = len(value["by_seed"])
         ax.annotate(
-            text,
-            there,
+            f"never: {count - len(seeds)} of {count}",
+            (0.98, place - 0.12),
             xycoords=("axes fraction", "data"),
             ha="right",
             va="center",
             fontsize="small",
         )
         return
-    low, high = value.get("low"), value.get("high")
-    sides = (value.get("std") or 0.0,) * 2 if low is None else (mean - low, high - mean)
+    low = value.get("low")
+    if low is None:  # no interval
+        left = right = value.get("std") or 0.0
+    else:
+        left = mean - low
+        right = value["high"] - mean
     ax.errorbar(
         mean,
         place,
-        xerr=[[side] for side in sides],
+        xerr=[[left], [right]],
         fmt="o",
         color=colour,
         markersize=4.5,

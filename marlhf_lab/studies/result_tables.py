@@ -39,21 +39,20 @@ def table(spec: Mapping) -> str:
         return MADE_ELSEWHERE[spec["is"]]()
     if "text" in spec:
         return prose(spec["text"])
-    columns, lines = spec["columns"], []
+    columns = spec["columns"]  # head of a column -> its cell, with $1, $2 for a row's names
+    lines = []
     for label, row in spec["rows"].items():
-        cells = row["cells"] if isinstance(row, dict) and "cells" in row else columns.values()
-        own_cells = row if isinstance(row, dict) else {"of": row}
-        names = (
-            [own_cells["of"]] if isinstance(own_cells.get("of"), str) else own_cells.get("of", [])
-        )
-        cells = [own_cells.get(heading, cell) for heading, cell in zip(columns, cells, strict=True)]
-        lines.append(
-            [
-                str(label).strip(),
-                *(fill(_named(str(cell), names), spec.get("study", "")) for cell in cells),
-            ]
-        )
-    return markdown([spec["head"], *map(str, columns)], lines)
+        # A row is the names alone, or a mapping with them under `of` and with cells of its own.
+        own = row if isinstance(row, dict) else {"of": row}
+        names = own.get("of", [])
+        if isinstance(names, str):
+            names = [names]
+        line = [str(label).strip()]
+        for heading, cell in zip(columns, own.get("cells", columns.values()), strict=True):
+            cell = _named(str(own.get(heading, cell)), names)
+            line.append(fill(cell, spec.get("study", "")))
+        lines.append(line)
+    return markdown([spec["head"], *(str(heading) for heading in columns)], lines)
 
 
 def prose(text: str) -> str:

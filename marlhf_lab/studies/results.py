@@ -224,20 +224,23 @@ def _with_own_reward_as_reward(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _gold_parts(dataset: str, rows: pd.DataFrame) -> pd.DataFrame:
     """The counts that a gold score is made of, such as `gold_right`, for each answer; no columns for other tasks."""
-    gold = {"tiny-tldr": tldr_gold, "tiny-hh": hh_gold, "tiny-webgpt": webgpt_gold}.get(dataset)
-    parts = (
-        [gold.inspect(*answer) for answer in rows[["prompt", "response"]].to_numpy()]
-        if gold
-        else []
-    )
+    modules = {"tiny-tldr": tldr_gold, "tiny-hh": hh_gold, "tiny-webgpt": webgpt_gold}
+    parts = []
+    if dataset in modules:
+        for prompt, response in rows[["prompt", "response"]].to_numpy():
+            parts.append(modules[dataset].inspect(prompt, response))
     return pd.DataFrame(parts, index=rows.index).add_prefix("gold_")
 
 
 def _pass_rates(rows: pd.DataFrame) -> dict[str, list[float]]:
     """pass@k of each prompt; a gold score of 1 means that all tests passed."""
-    counts = rows["gold"].eq(1).groupby(rows["id"], sort=False).agg(["size", "sum"])
-    ks = (k for k in (1, 5) if k <= counts["size"].min())
-    return {f"pass@{k}": [pass_at_k(int(n), int(c), k) for n, c in counts.to_numpy()] for k in ks}
+    passed = rows["gold"].eq(1)
+    counts = passed.groupby(rows["id"], sort=False).agg(["size", "sum"])
+    rates = {}
+    for k in (1, 5):
+        if k <= counts["size"].min():  # pass@k needs k programs
+            rates[f"pass@{k}"] = [pass_at_k(int(n), int(c), k) for n, c in counts.to_numpy()]
+    return rates
 
 
 def _curve(training: Path) -> list[dict]:
@@ -283,18 +286,21 @@ def rounded(value):
 def by_method(results: Sequence[Mapping]) -> dict[str, dict[int, Mapping]]:
     """Sort results: method -> seed -> result. Raises `InputError` if they cannot be compared."""
     runs: dict[str, dict[int, Mapping]] = {}
-    # no final: a study of speed
+    # A study of speed has no final answers, and so None for all.
     prompts = [result.get("final", {}).get("prompts") for result in results]
     for result, answered in zip(results, prompts, strict=True):
-        name, seed = result["method"], result["seed"]
-        if seed in runs.setdefault(name, {}):
-            raise InputError(f"results: {name} with seed {seed} is there twice: give each run once")
+        method = result["method"]
+        seed = result["seed"]
+        if seed in runs.setdefault(method, {}):
+            raise InputError(
+                f"results: {method} with seed {seed} is there twice: give each run once"
+            )
         if answered != prompts[0]:
             first = f"{results[0]['method']}, seed {results[0]['seed']}"
             raise InputError(
-                f"results: {name}, seed {seed} and {first} answered different prompts: run one again"
+                f"results: {method}, seed {seed} and {first} answered different prompts: run one again"
             )
-        runs[name][seed] = result
+        runs[method][seed] = result
     return runs
 
 
@@ -395,14 +401,17 @@ def _final(results: Sequence[Mapping], column: str) -> pd.DataFrame:
 
 
 def _difference(scores: pd.DataFrame, method: str, other: str, name: str) -> dict:
+    """A method's final score minus another's, by `name`: mean, low, high and by_seed; nothing without common seeds.
+
+    `scores`: see `_final`.
+    """
     if method == other or not {method, other} <= set(scores.index.get_level_values(0)):
         return {}
     gaps = (scores.loc[method] - scores.loc[other]).dropna()  # seeds that both have, by prompt
     if gaps.empty:
         return {}
-    return {
-        name: crossed_interval(gaps.to_numpy())._asdict() | {"by_seed": gaps.mean(axis=1).tolist()}
-    }
+    by_seed = gaps.mean(axis=1).tolist()
+    return {name: crossed_interval(gaps.to_numpy())._asdict() | {"by_seed": by_seed}}
 
 
 def crossed_interval(gaps: np.ndarray) -> Interval:
@@ -413,18 +422,30 @@ def crossed_interval(gaps: np.ndarray) -> Interval:
     of freedom (1946). With three seeds it includes the truth in 92 to 97 % of simulated studies; a bootstrap over seeds
     and prompts does so in as little as 72 %. One seed: for other prompts only; one prompt: for other seeds only.
     """
+    # 1. Mean squares of seeds, prompts and the rest; 0 without a degree of freedom.
     seeds, prompts = gaps.shape
-    a, b, mean = gaps.mean(1), gaps.mean(0), float(gaps.mean())
-    rest = gaps - a[:, None] - b + mean
+    mean = float(gaps.mean())
+    of_seeds = gaps.mean(1)
+    of_prompts = gaps.mean(0)
+    rest = gaps - of_seeds[:, None] - of_prompts + mean
     freedom = np.array([seeds - 1, prompts - 1, (seeds - 1) * (prompts - 1)])
-    squares = np.array(
-        [prompts * ((a - mean) ** 2).sum(), seeds * ((b - mean) ** 2).sum(), (rest**2).sum()]
+    sums = np.array(
+        [
+            prompts * ((of_seeds - mean) ** 2).sum(),
+            seeds * ((of_prompts - mean) ** 2).sum(),
+            (rest**2).sum(),
+        ]
     )
-    squares = np.divide(squares, freedom, out=np.zeros(3), where=freedom > 0)
-    # a smaller sum would be chance
-    variance = max(squares[0] + squares[1] - squares[2], *squares[:2])
-    weight = float((squares**2)[freedom > 0] @ (1 / freedom[freedom > 0]))
-    half = t_quantile(variance**2 / weight) * (variance / gaps.size) ** 0.5 if weight else 0.0
+    squares = np.divide(sums, freedom, out=np.zeros(3), where=freedom > 0)
+    # 2. The variance; a sum below one of its first two parts would be chance.
+    ms_seeds, ms_prompts, ms_rest = squares
+    variance = max(ms_seeds + ms_prompts - ms_rest, ms_seeds, ms_prompts)
+    # 3. Satterthwaite: variance² over the sum of squares² / freedom. If all gaps are equal, the interval has no width.
+    known = freedom > 0
+    weight = float((squares**2)[known] @ (1 / freedom[known]))
+    half = 0.0
+    if weight:
+        half = t_quantile(variance**2 / weight) * (variance / gaps.size) ** 0.5
     return Interval(mean, mean - half, mean + half)
 
 
@@ -450,11 +471,13 @@ def costs_to_target(runs: Mapping[int, Mapping], target: Mapping[int, Mapping]) 
     """
     costs = []
     for seed in sorted(set(runs) & set(target)):
-        curve, goal = runs[seed]["curve"], target[seed]["curve"]
-        if curve and goal:
-            final = final_score([row.get("score_mean") for row in goal])
-            updates = updates_to_reach([row.get("score_mean") for row in curve], final)
-            costs.append(_cost(curve[:updates]) if updates else dict.fromkeys(COSTS))
+        curve = runs[seed]["curve"]
+        curve_of_target = target[seed]["curve"]
+        if not curve or not curve_of_target:  # a method that trains nothing has none
+            continue
+        goal = final_score([row.get("score_mean") for row in curve_of_target])
+        updates = updates_to_reach([row.get("score_mean") for row in curve], goal)
+        costs.append(_cost(curve[:updates]) if updates else dict.fromkeys(COSTS))  # None: never
     if not costs:
         return {}
     return {name: t_interval([cost[name] for cost in costs], least=0.0) for name in COSTS}
@@ -465,7 +488,8 @@ def t_interval(values: Sequence[float | None], least: float = -math.inf) -> dict
     out: dict = {"by_seed": list(values), "mean": None, "low": None, "high": None}
     if None in values:
         return out
-    out["mean"] = mean = float(np.mean(values))
+    mean = float(np.mean(values))
+    out["mean"] = mean
     if len(values) > 1:
         half = t_quantile(len(values) - 1) * float(np.std(values, ddof=1)) / len(values) ** 0.5
         out |= {"low": max(mean - half, least), "high": mean + half}
