@@ -23,7 +23,12 @@ def classifier():
 
 def positive(prompts, responses):
     """Return the label's logit for each response; a probability would hardly change once the classifier is sure."""
-    given = classifier()(
+    # For each response a list of all labels with their logits.
+    found = classifier()(
         list(responses), top_k=None, function_to_apply="none", truncation=True, batch_size=16
     )
-    return [next(one["score"] for one in labels if one["label"] == LABEL) for labels in given]
+    logits = []
+    for labels in found:
+        score_of = {one["label"]: one["score"] for one in labels}
+        logits.append(score_of[LABEL])
+    return logits

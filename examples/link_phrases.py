@@ -47,7 +47,8 @@ class LinkGrammarParser:
                 "apt-get install link-grammar (Debian, Ubuntu, Colab) or brew install link-grammar"
             )
             raise InputError(f"the command {command} is not installed: {fix}")
-        self.time_limit, self.command = time_limit, command
+        self.time_limit = time_limit
+        self.command = command
         if self("This is a test.")[0].tree is None:
             fix = "install the English dictionary, apt-get install link-grammar-dictionaries-en"
             raise InputError(f"{command} did not parse a test sentence: {fix}")
@@ -56,24 +57,36 @@ class LinkGrammarParser:
         return self.parse([text])[text]
 
     def parse(self, texts):
-        """Return the sentences of each text."""
+        """Return the sentences of each text: text -> list of `ParsedSentence`."""
+        # 1. The different sentences of all texts, without a tree so far.
         spans = {text: split_sentences(text) for text in texts}
-        sentences = dict.fromkeys(text[start:end] for text in texts for start, end in spans[text])
-        lines = {s: s.translate(_ALIKE) for s in sentences if len(s) <= LONGEST}
-        asked = {sentence: line for sentence, line in lines.items() if line.strip()}
-        trees = sentences  # None: no tree
-        for (sentence, line), reply in zip(
-            asked.items(), self._run(list(asked.values())), strict=False
-        ):
+        trees = {}
+        for text in texts:
+            for start, end in spans[text]:
+                trees[text[start:end]] = None
+        # 2. Ask for those that are not too long and not blank.
+        lines = {}
+        for sentence in trees:
+            line = sentence.translate(_ALIKE)
+            if len(sentence) <= LONGEST and line.strip():
+                lines[sentence] = line
+        replies = self._run(list(lines.values()))
+        # There may be fewer replies than sentences: then the last sentences keep no tree.
+        for (sentence, line), reply in zip(lines.items(), replies, strict=False):
             tree = read_constituents(reply)
-            places = tree and align([str(leaf) for leaf in tree.leaves()], line)
+            if tree is None:
+                continue
+            places = align([str(leaf) for leaf in tree.leaves()], line)
             if places:
-                trees[sentence] = place_leaves(
-                    tree, places, [sentence[start:end] for start, end in places]
-                )
-        return {
-            text: [ParsedSentence(a, b, trees[text[a:b]]) for a, b in spans[text]] for text in texts
-        }
+                words = [sentence[start:end] for start, end in places]
+                trees[sentence] = place_leaves(tree, places, words)
+        # 3. The sentences of each text, with their trees.
+        parsed = {}
+        for text in texts:
+            parsed[text] = [
+                ParsedSentence(start, end, trees[text[start:end]]) for start, end in spans[text]
+            ]
+        return parsed
 
     def _run(self, lines):
         """Return link-parser's replies, up to the first line that it did not answer."""
@@ -90,16 +103,18 @@ class LinkGrammarParser:
             ).stdout
         except subprocess.TimeoutExpired as error:
             output = error.stdout or b""
-        # the first part precedes all sentences
+        # Before the first marker nothing was asked, and what follows the last one is not complete.
         return MARKED.split(output.decode(errors="replace"))[1:-1]
 
 
 def read_constituents(reply):
     """Return the first tree of a reply, with leaves as link-grammar writes them; None if there is no tree."""
-    line = next((line for line in reply.splitlines() if "(S" in line), "")
+    lines_with_tree = [line for line in reply.splitlines() if "(S" in line]
+    if not lines_with_tree:
+        return None
     try:
-        tree = nltk.Tree.fromstring(line)
-    except ValueError:
+        tree = nltk.Tree.fromstring(lines_with_tree[0])
+    except ValueError:  # no brackets that match
         return None
     # An incomplete sentence may be inside another phrase, which is left out.
     return next(tree.subtrees(lambda node: node.label().startswith("S")), None)
@@ -107,23 +122,27 @@ def read_constituents(reply):
 
 def align(leaves, text):
     """Return the spans of link-grammar's leaves in its input text; None if the leaves do not spell out the text."""
-    spans, place = [], 0
+    spans = []
+    place = 0
     for leaf in leaves:
         while text[place : place + 1].isspace():
             place += 1
-        form = next(
-            (
-                f
-                for f in _forms(leaf)
-                if f and text[place : place + len(f)].casefold() == f.casefold()
-            ),
-            None,
-        )
-        if form is None:
+        end = end_of_leaf(leaf, text, place)
+        if end is None:
             return None
-        spans.append((place, place + len(form)))
-        place += len(form)
-    return None if text[place:].strip() or not spans else spans
+        spans.append((place, end))
+        place = end
+    has_more_text = text[place:].strip() != ""
+    return None if has_more_text or not spans else spans
+
+
+def end_of_leaf(leaf, text, place):
+    """Return where a leaf ends that begins at a place of the text; None if none of its forms stands there."""
+    for form in _forms(leaf):
+        end = place + len(form)
+        if form and text[place:end].casefold() == form.casefold():
+            return end
+    return None
 
 
 def _forms(leaf):
@@ -132,9 +151,11 @@ def _forms(leaf):
     They lack a subscript (`cat.n`), the mark of a word outside the dictionary (`asdf{?}.n`), or the braces around a
     word that could not be linked (`{the}`).
     """
-    forms = {leaf, leaf[1:-1] if leaf.startswith("{") and leaf.endswith("}") else leaf}
-    for _ in range(2):
-        forms |= {re.sub(r"\.[\w#=,-]+$", "", f) for f in forms} | {
-            re.sub(r"\{[?!~&]\}$", "", f) for f in forms
-        }
+    forms = {leaf}
+    if leaf.startswith("{") and leaf.endswith("}"):
+        forms.add(leaf[1:-1])
+    for _ in range(2):  # a mark may stand before a subscript
+        without_subscript = {re.sub(r"\.[\w#=,-]+$", "", form) for form in forms}
+        without_mark = {re.sub(r"\{[?!~&]\}$", "", form) for form in forms}
+        forms |= without_subscript | without_mark
     return sorted(forms, key=len, reverse=True)

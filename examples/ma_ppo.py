@@ -39,12 +39,15 @@ args = parser.parse_args()
 torch.manual_seed(0)
 
 # Tokenizer and base model: a Gemma of 2 million weights that comes with the package.
-model_config, lengths = ModelConfig(model="tiny-gemma"), DataConfig(max_response_length=64)
-tokenizer, base = load_tokenizer(model_config.model), load_base(model_config)
+model_config = ModelConfig(model="tiny-gemma")
+tokenizer = load_tokenizer(model_config.model)
+base = load_base(model_config)
 
 # Data: pairs (prompt, chosen, rejected), split into 20 % SFT, 40 % reward model, 40 % PPO (Appendix B.1).
 task = load_task("tiny-tldr", size=args.size)
-sft_folder, rm_folder = args.output_dir / "sft", args.output_dir / "rm"
+lengths = DataConfig(max_response_length=64)
+sft_folder = args.output_dir / "sft"
+rm_folder = args.output_dir / "rm"
 
 # Supervised fine-tuning: a LoRA adapter learns to answer as the chosen responses do.
 policy = new_policy(base, model_config)
@@ -79,4 +82,5 @@ history = trainer.train()
 
 # Save policy and critic as adapter folders, and draw the reward over updates.
 trainer.save(args.output_dir)
-print(save(reward_curves({"MA-PPO": [history]}, smooth=1), args.output_dir / "reward.png"))
+figure = reward_curves({"MA-PPO": [history]}, smooth=1)
+print(save(figure, args.output_dir / "reward.png"))

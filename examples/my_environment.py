@@ -7,16 +7,22 @@ class Word:
     """The prompt's last word in "quotation marks" is the secret; a turn earns the share of its letters that are new."""
 
     def reset(self, prompts):
-        return [
-            {"secret": set(prompt.split('"')[-2].lower()), "named": set()} for prompt in prompts
-        ]
+        states = []
+        for prompt in prompts:
+            secret = prompt.split('"')[-2]
+            states.append({"secret": set(secret.lower()), "named": set()})
+        return states
 
     def step(self, states, texts):
-        observations, rewards, dones = [], [], []
+        observations = []
+        rewards = []
+        dones = []
         for state, text in zip(states, texts, strict=True):
-            new = (set(text.lower()) & state["secret"]) - state["named"]
+            right = set(text.lower()) & state["secret"]
+            new = right - state["named"]
             state["named"] |= new
-            observations.append(f" Right: {' '.join(sorted(state['named'])) or 'nothing'}.")
+            letters = " ".join(sorted(state["named"])) or "nothing"
+            observations.append(f" Right: {letters}.")
             rewards.append(len(new) / len(state["secret"]))
             dones.append(state["named"] == state["secret"])
         return observations, rewards, dones

@@ -12,19 +12,24 @@ from marlhf_lite.training.objective import Objective
 
 
 def past_mean(values, rewards, batch, past=5, gamma=1.0):
-    """[B, S] mean of the last `past` values of the turn, each less the rewards that were paid since then."""
+    """[B, S] mean of the last `past` values of the turn, each less the rewards that were paid since then.
+
+    values, rewards: [B, S] of the steps of `batch`: tokens or macro actions.
+    """
     steps = batch.steps
-    # [B, S]: an environment may speak between two turns
-    turn = steps.pool(steps.turns.ids.float(), "start")
-    known, total, count = values, torch.zeros_like(values), torch.zeros_like(values)
-    # `known` is what the value of `back` steps ago says of the rewards that are left
+    turn = steps.pool(
+        steps.turns.ids.float(), "start"
+    )  # [B, S]: an environment may speak between two turns
+    place = torch.arange(values.shape[1], device=turn.device)
+    total = torch.zeros_like(values)
+    count = torch.zeros_like(values)
+    known = values  # what the value of `back` steps ago says of the rewards that are left
     for back in range(past):
-        same = (
-            steps.mask
-            & (turn.roll(back, 1) == turn)
-            & (torch.arange(values.shape[1], device=turn.device) >= back)
-        )
-        total, count = total + known.where(same, 0.0), count + same
+        is_same_turn = turn.roll(back, 1) == turn
+        is_there = place >= back  # `roll` brings the last steps to the front
+        counts = steps.mask & is_same_turn & is_there
+        total = total + known.where(counts, 0.0)
+        count = count + counts
         known = (known - rewards).roll(1, 1) / gamma
     return total / count.clamp(min=1)
 
@@ -44,17 +49,16 @@ class Fitted(Objective):
     def estimate(self, rewards, values, batch):
         advantages, returns = super().estimate(rewards, values, batch)
         past = past_mean(values, rewards, batch, gamma=self.config.gamma)
-        # [B, S, 3]
-        x = (
-            torch.stack([torch.ones_like(values), values, past], 2).double()
-            * batch.steps.mask[..., None]
-        )
-        # of each response
-        gram, moment = x.mT @ x, x.mT @ (advantages + values).double()[..., None]
-        others = torch.linalg.pinv(gram.sum(0) - gram, hermitian=True, rtol=1e-9) @ (
-            moment.sum(0) - moment
-        )
-        return advantages + values - (x @ others)[..., 0].to(values), returns
+        columns = torch.stack([torch.ones_like(values), values, past], 2)  # [B, S, 3]
+        x = columns.double() * batch.steps.mask[..., None]
+        y = (advantages + values).double()[..., None]
+        # Sums of each response; all of them less its own are those of the other responses.
+        gram = x.mT @ x  # [B, 3, 3]
+        moment = x.mT @ y  # [B, 3, 1]
+        inverse = torch.linalg.pinv(gram.sum(0) - gram, hermitian=True, rtol=1e-9)
+        coefficients = inverse @ (moment.sum(0) - moment)
+        baseline = (x @ coefficients)[..., 0].to(values)
+        return advantages + values - baseline, returns
 
 
 # What people compare PPO with, each in the slot that it changes. GSPO's ratio of whole responses (arXiv 2507.18071) is
@@ -82,8 +86,8 @@ class EntropyMask(Objective):
     def advantages(self, batch, outputs):
         made = super().advantages(batch, outputs)
         entropy = batch.steps.pool(made.entropy)  # [B, S], the mean over a macro action
-        # of all responses of the update
-        lowest = entropy[batch.steps.mask].quantile(1 - self.share)
+        of_all_responses = entropy[batch.steps.mask]  # of the update
+        lowest = of_all_responses.quantile(1 - self.share)
         return replace(made, advantages=made.advantages.where(entropy >= lowest, 0.0))
 
 

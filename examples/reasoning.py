@@ -21,15 +21,16 @@ KINDS = {
 
 def right(prompts, responses, kind, task, **row):
     """Return reasoning-gym's score of each response's last line, 0 to 1; `kind` and `task` are columns of the file."""
-    answers = [
-        (response.strip().splitlines() or [""])[-1].removeprefix("Answer:").strip()
-        for response in responses
-    ]
-    rows = zip(answers, kind, task, strict=True)
-    return [
-        checker(name)(answer if harmless(name, answer) else "", known)
-        for answer, name, known in rows
-    ]
+    scores = []
+    for response, name, known in zip(responses, kind, task, strict=True):
+        lines = response.strip().splitlines()
+        last_line = lines[-1] if lines else ""
+        answer = last_line.removeprefix("Answer:").strip()
+        if not harmless(name, answer):
+            answer = ""
+        score_answer = checker(name)
+        scores.append(score_answer(answer, known))
+    return scores
 
 
 checker = cache(reasoning_gym.get_score_answer_fn)
@@ -43,9 +44,8 @@ def harmless(kind, answer):
 def rows(count, seed=0):
     """Return `count` tasks, equally many of each kind: the prompt, an answer for SFT, and what `right` needs."""
     for kind, options in KINDS.items():
-        for task in reasoning_gym.create_dataset(
-            kind, size=count // len(KINDS), seed=seed, **options
-        ):
+        size = count // len(KINDS)
+        for task in reasoning_gym.create_dataset(kind, size=size, seed=seed, **options):
             yield {
                 "prompt": f"{task['question']}\nAnswer:",
                 "answer": f" {task['answer']}",

@@ -22,13 +22,17 @@ def grade(prompts, responses):
 
 
 async def ask_all(pairs, at_once=16):
+    """Return the grades of all (prompt, response), in order; at most `at_once` questions wait for an answer."""
     gate = asyncio.Semaphore(at_once)
-    url, key = os.environ["GRADER_URL"], os.environ.get("GRADER_KEY", "none")
+    url = os.environ["GRADER_URL"]
+    key = os.environ.get("GRADER_KEY", "none")
     async with openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=5, timeout=60) as client:
-        return await asyncio.gather(*(ask(client, gate, *pair) for pair in pairs))
+        questions = [ask(client, gate, prompt, response) for prompt, response in pairs]
+        return await asyncio.gather(*questions)
 
 
 async def ask(client, gate, prompt, response):
+    """Return the grade of one response, from 0 to 1. Raises `ValueError` for an answer without a number."""
     texts = [
         {"role": "system", "content": RULES},
         {"role": "user", "content": f"{prompt}\n\nAnswer:\n{response}"},
@@ -39,6 +43,7 @@ async def ask(client, gate, prompt, response):
             model=model, messages=texts, temperature=0, max_tokens=8
         )
     text = reply.choices[0].message.content or ""
-    if not (number := re.search(r"\d+(\.\d+)?", text)):
+    number = re.search(r"\d+(\.\d+)?", text)
+    if number is None:
         raise ValueError(f"the grader answered {text[:40]!r}, not a number from 0 to 10")
     return min(float(number[0]), 10.0) / 10

@@ -22,10 +22,10 @@ class StanzaParser:
         self.pipeline = stanza.Pipeline("en", processors="tokenize,pos,constituency", verbose=False)
 
     def __call__(self, text):
-        sentences = self.pipeline(text).sentences if text.strip() else []
-        return [
-            sentence for sentence in map(read_sentence, sentences) if sentence.start < sentence.end
-        ]
+        if not text.strip():
+            return []
+        parsed = [read_sentence(sentence) for sentence in self.pipeline(text).sentences]
+        return [sentence for sentence in parsed if sentence.start < sentence.end]
 
 
 def read_sentence(sentence):
@@ -33,23 +33,25 @@ def read_sentence(sentence):
     spans = []
     for token in sentence.tokens:
         for place, word in enumerate(token.words):
-            start, end = getattr(word, "start_char", None), getattr(word, "end_char", None)
+            start = getattr(word, "start_char", None)
+            end = getattr(word, "end_char", None)
             if start is None or end is None:
-                start, end = (token.end_char if place else token.start_char), token.end_char
+                start = token.start_char if place == 0 else token.end_char
+                end = token.end_char
             spans.append((start, end))
-    start, end = sentence.tokens[0].start_char, sentence.tokens[-1].end_char
-    tree = sentence.constituency and read_tree(sentence.constituency)
+    first = sentence.tokens[0].start_char
+    last = sentence.tokens[-1].end_char
+    tree = None
+    if sentence.constituency:
+        tree = read_tree(sentence.constituency)
     if not tree or len(tree.leaves()) != len(spans):
-        return ParsedSentence(start, end, None)
-    return ParsedSentence(
-        start, end, place_leaves(tree, [(a - start, b - start) for a, b in spans], tree.leaves())
-    )
+        return ParsedSentence(first, last, None)
+    places = [(start - first, end - first) for start, end in spans]
+    return ParsedSentence(first, last, place_leaves(tree, places, tree.leaves()))
 
 
 def read_tree(tree):
     """Convert stanza's tree (`label`, `children`; a leaf has none) to an `nltk.Tree` with plain words as leaves."""
-    return (
-        nltk.Tree(tree.label, [read_tree(child) for child in tree.children])
-        if tree.children
-        else tree.label
-    )
+    if not tree.children:
+        return tree.label
+    return nltk.Tree(tree.label, [read_tree(child) for child in tree.children])
