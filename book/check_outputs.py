@@ -16,7 +16,6 @@ import tempfile
 from base64 import b64decode
 from copy import deepcopy
 from itertools import zip_longest
-from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
@@ -36,78 +35,91 @@ OBJECT = re.compile(r"<[\w.]+( [^>]*)?>$")  # the text of an output that has no 
 
 def text_of(output) -> str:
     """What the output says, without what differs from machine to machine; empty for a picture."""
+    text = ""
     if output.output_type in ("stream", "error"):
         text = output.get("text", "") + output.get("evalue", "")
     else:
         forms = [output.data.get(form, "") for form in ("text/markdown", "text/plain")]
         forms.append(TAGS.sub(" ", output.data.get("text/html", "")))
-        text = next((form for form in forms if form and not OBJECT.match(form)), "")
+        with_words = [form for form in forms if form and not OBJECT.match(form)]
+        if with_words:
+            text = with_words[0]
     return SPACE.sub(" ", CHANGING.sub("", text)).strip()
 
 
 def size_of(output) -> tuple[int, int] | None:
-    """Width and height of the output's PNG in pixels."""
+    """Width and height of the output's PNG in pixels; None if it has none."""
     png = output.get("data", {}).get("image/png")
     return struct.unpack(">II", b64decode(png)[16:24]) if png else None
 
 
 def tolerance_of(cell) -> float | None:
     """The tolerance that the cell's tag names; None: not compared."""
-    tags = [
-        tag.removeprefix("tolerance:")
-        for tag in cell.metadata.get("tags", [])
-        if tag.startswith("tolerance:")
-    ]
-    return None if "skip" in tags else float(tags[0]) if tags else TOLERANCE
+    prefix = "tolerance:"
+    all_tags = cell.metadata.get("tags", [])
+    named = [tag.removeprefix(prefix) for tag in all_tags if tag.startswith(prefix)]
+    if "skip" in named:
+        return None
+    return float(named[0]) if named else TOLERANCE
 
 
 def near(old: str, new: str, tolerance: float) -> bool:
     """Whether two printed numbers differ by no more than the tolerance and one unit of the last digit."""
     one, other = (float(number.replace("−", "-")) for number in (old, new))
+    if one == other:  # infinite ones, too, whose difference is no number
+        return True
     digits = min(len(number.partition("e")[0].partition(".")[2]) for number in (old, new))
-    # counts below ten are exact
-    unit = 0.0 if digits == 0 and max(abs(one), abs(other)) < 10 else 10.0**-digits
     largest = max(abs(one), abs(other))
-    # inf times 0 is no number
-    return one == other or abs(one - other) <= tolerance * largest + 1.001 * unit
+    if digits == 0 and largest < 10:
+        unit = 0.0  # counts below ten are exact
+    else:
+        unit = 10.0**-digits
+    return abs(one - other) <= tolerance * largest + 1.001 * unit
 
 
 def compare_outputs(old, new, tolerance: float) -> list[tuple[str, str]]:
-    """What differs between two outputs: (a line that says so, the number that left or "")."""
-    kinds = [_kind(output) for output in (old, new)]
-    if kinds[0] != kinds[1]:
-        return [(f"output: {kinds[0]} → {kinds[1]}", "")]
-    found, sizes = [], (size_of(old), size_of(new))
-    if sizes[0] and any(abs(a - b) > PIXELS * a for a, b in zip(*sizes, strict=True)):
-        found.append(("figure: {}×{} → {}×{} pixels".format(*sizes[0], *sizes[1]), ""))
-    texts = [text_of(output) for output in (old, new)]
-    words = [NUMBER.sub("#", text) for text in texts]
-    if words[0] != words[1]:
-        start = max(next(i for i, (a, b) in enumerate(zip_longest(*words)) if a != b) - 20, 0)
-        return [
-            *found,
-            ("words: " + " → ".join(repr(text[start : start + 60]) for text in words), ""),
-        ]
-    moved = [
-        (a, b)
-        for a, b in zip(*map(NUMBER.findall, texts), strict=True)
-        if not near(a, b, tolerance)
-    ]
-    return found + [(f"number: {a} → {b}", a) for a, b in moved]
+    """What differs between two outputs: (a line that says so, the number that left or ""); None is no output."""
+    old_kind = _kind(old)
+    new_kind = _kind(new)
+    if old_kind != new_kind:
+        return [(f"output: {old_kind} → {new_kind}", "")]
+    found = []
+    # 1. The size of a figure.
+    if size_of(old):
+        (width, height), (new_width, new_height) = size_of(old), size_of(new)
+        if abs(width - new_width) > PIXELS * width or abs(height - new_height) > PIXELS * height:
+            line = f"figure: {width}×{height} → {new_width}×{new_height} pixels"
+            found.append((line, ""))
+    # 2. Words: the texts with a sign in place of each number.
+    old_text = text_of(old)
+    new_text = text_of(new)
+    old_words = NUMBER.sub("#", old_text)
+    new_words = NUMBER.sub("#", new_text)
+    if old_words != new_words:
+        letters = enumerate(zip_longest(old_words, new_words))
+        first_difference = next(place for place, (a, b) in letters if a != b)
+        start = max(first_difference - 20, 0)
+        end = start + 60
+        found.append((f"words: {old_words[start:end]!r} → {new_words[start:end]!r}", ""))
+        return found
+    # 3. Numbers: with equal words there are equally many.
+    numbers = zip(NUMBER.findall(old_text), NUMBER.findall(new_text), strict=True)
+    for old_number, new_number in numbers:
+        if not near(old_number, new_number, tolerance):
+            found.append((f"number: {old_number} → {new_number}", old_number))
+    return found
 
 
 def _kind(output) -> str:
     """The type of the output, and the forms that its content has."""
-    return (
-        "nothing"
-        if output is None
-        else " ".join([output.output_type, *sorted(output.get("data", ()))])
-    )
+    if output is None:
+        return "nothing"
+    return " ".join([output.output_type, *sorted(output.get("data", ()))])
 
 
 def compare(old, new) -> list[str]:
     """A line for everything in which the executed notebook `new` left the outputs of `old`."""
-    prose = [(cell.id, cell.source) for cell in old.cells if cell.cell_type == "markdown"]
+    prose = {cell.id: cell.source for cell in old.cells if cell.cell_type == "markdown"}
     lines = []
     for before, after in zip(old.cells, new.cells, strict=True):
         tolerance = tolerance_of(before)
@@ -115,15 +127,18 @@ def compare(old, new) -> list[str]:
             continue
         for one, other in zip_longest(before.outputs, after.outputs):
             for line, number in compare_outputs(one, other, tolerance):
-                plain = number.lstrip("-−+")
-                said = [
-                    id
-                    for id, text in prose
-                    if re.search(rf"(?<![\d.]){re.escape(plain)}(?![\d.]\d)", text)
-                ]
-                again = f" (also in {', '.join(said)})" if len(plain) > 2 and said else ""
-                lines.append(f"{before.id}: {line}{again}")
+                lines.append(f"{before.id}: {line}{_where_repeated(number, prose)}")
     return lines
+
+
+def _where_repeated(number: str, prose: dict[str, str]) -> str:
+    """The Markdown cells that have this number too, in brackets; empty for numbers of one or two characters."""
+    plain = number.lstrip("-−+")
+    if len(plain) <= 2:
+        return ""
+    alone = re.compile(rf"(?<![\d.]){re.escape(plain)}(?![\d.]\d)")  # not a part of a longer number
+    cells = [cell for cell, text in prose.items() if alone.search(text)]
+    return f" (also in {', '.join(cells)})" if cells else ""
 
 
 def executed(notebook):
@@ -137,20 +152,17 @@ def executed(notebook):
 
 
 def main(paths: list[str]) -> int:
+    """Compare these notebooks, and print what left; 1 if anything did."""
     left = 0
-    for path in map(Path, paths):
+    for path in paths:
         stored = nbformat.read(path, 4)
         try:
             lines = compare(stored, executed(stored))
         except CellExecutionError as error:
             lines = [f"stopped: {error.ename}: {error.evalue}"]
         left += len(lines)
-        print(
-            f"{path}: {'as committed' if not lines else f'{len(lines)} left'}",
-            *lines,
-            sep="\n    ",
-            flush=True,
-        )
+        result = f"{len(lines)} left" if lines else "as committed"
+        print(f"{path}: {result}", *lines, sep="\n    ", flush=True)
     return int(left > 0)
 
 

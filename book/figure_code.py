@@ -17,7 +17,8 @@ from pathlib import Path
 
 from times import LESSONS, parts
 
-LIMIT, FEW = 0.15, 20
+LIMIT = 0.15  # share of a core
+FEW = 20  # lines that are always allowed
 DRAWING = ("matplotlib", "seaborn")
 SHOWING = ("IPython.display", "marlhf_lite.plotting", "marlhf_lab.figures")
 TABLES = {"DataFrame", "Series"}
@@ -27,57 +28,82 @@ SETUP_CELLS = 3
 def imported(cells: list[ast.Module], rooms: tuple[str, ...]) -> set[str]:
     """The names under which these cells import from modules of these rooms."""
     found = set()
-    for node in (node for cell in cells for node in ast.walk(cell)):
-        module = getattr(node, "module", None) if isinstance(node, ast.ImportFrom) else None
-        if isinstance(node, ast.Import | ast.ImportFrom):
+    for cell in cells:
+        for node in ast.walk(cell):
+            if isinstance(node, ast.ImportFrom):
+                before = f"{node.module}." if node.module else ""
+            elif isinstance(node, ast.Import):
+                before = ""
+            else:
+                continue
             for alias in node.names:
-                full = f"{module}.{alias.name}" if module else alias.name
-                if full.startswith(rooms):
-                    found.add((alias.asname or alias.name).partition(".")[0])
+                if f"{before}{alias.name}".startswith(rooms):
+                    found.add(_name_in_code(alias))
     return found
+
+
+def _name_in_code(alias: ast.alias) -> str:
+    """The name that an import makes: `plt`, or of `import os.path` the first part."""
+    return (alias.asname or alias.name).partition(".")[0]
 
 
 def names(node: ast.AST) -> set[str]:
     """Every name and attribute that stands in a piece of code, imports included."""
-    found = {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
-    found |= {x.attr for x in ast.walk(node) if isinstance(x, ast.Attribute)}
-    imports = (
-        alias
-        for x in ast.walk(node)
-        if isinstance(x, ast.Import | ast.ImportFrom)
-        for alias in x.names
-    )
-    return found | {(alias.asname or alias.name).partition(".")[0] for alias in imports}
+    found = set()
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name):
+            found.add(part.id)
+        elif isinstance(part, ast.Attribute):
+            found.add(part.attr)
+        elif isinstance(part, ast.Import | ast.ImportFrom):
+            found |= {_name_in_code(alias) for alias in part.names}
+    return found
 
 
 def statements(node: ast.AST) -> list[ast.stmt]:
     """The simple statements of a cell, in order; of a loop, a condition or a function those inside."""
-    inside = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
-    return [leaf for child in inside for leaf in (statements(child) or [child])]
+    found = []
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            found += statements(child) or [child]
+    return found
 
 
 def lines(node: ast.AST) -> set[int]:
+    """Numbers of the lines of a statement."""
     return set(range(node.lineno, node.end_lineno + 1))
 
 
 def shown_lines(cell: ast.Module, showing: set[str]) -> set[int]:
-    """Numbers of the lines of statements that show, and of what is assigned for them alone."""
-    leaves = statements(cell)
-    shows = [leaf for leaf in leaves if names(leaf) & (showing | TABLES)]
+    """Numbers of the lines of statements that show, and of what is assigned for them alone.
+
+    `showing`: names that were imported from modules that show.
+    """
+    # 1. Statements that name something which shows, and the cell's last expression.
+    every = statements(cell)
+    shows = [statement for statement in every if names(statement) & (showing | TABLES)]
     if cell.body and isinstance(cell.body[-1], ast.Expr) and not _is_print(cell.body[-1].value):
-        shows += [leaf for leaf in leaves[-1:] if leaf not in shows]
-    rest = [leaf for leaf in leaves if leaf not in shows]
-    for leaf in [
-        x
-        for x in rest
-        if isinstance(x, ast.Assign) and not any(isinstance(y, ast.Call) for y in ast.walk(x))
-    ]:
-        targets = {
-            x.id for target in leaf.targets for x in ast.walk(target) if isinstance(x, ast.Name)
-        }
-        readers = [x for x in leaves if x is not leaf and names(x) & targets]
-        shows += [leaf] if readers and all(x in shows for x in readers) else []
-    return set().union(*map(lines, shows)) if shows else set()
+        last = every[-1]
+        if last not in shows:
+            shows.append(last)
+    # 2. Assignments without a call whose names only such statements read.
+    for statement in every:
+        if statement in shows or not isinstance(statement, ast.Assign) or _has_call(statement):
+            continue
+        targets = set()
+        for target in statement.targets:
+            targets |= {part.id for part in ast.walk(target) if isinstance(part, ast.Name)}
+        readers = [other for other in every if other is not statement and names(other) & targets]
+        if readers and all(reader in shows for reader in readers):
+            shows.append(statement)
+    numbers = set()
+    for statement in shows:
+        numbers |= lines(statement)
+    return numbers
+
+
+def _has_call(node: ast.AST) -> bool:
+    return any(isinstance(part, ast.Call) for part in ast.walk(node))
 
 
 def _is_print(value: ast.expr) -> bool:
@@ -90,16 +116,25 @@ def _is_code(line: str) -> bool:
 
 def measure(path: Path) -> tuple[int, int]:
     """Lines of figures and tables in a lesson's core, and lines of its code."""
-    pieces = parts(path)
-    sources = [text for kind, text in pieces["core"] if kind == "code" and text.strip()]
-    sources = ["\n".join(filter(_is_code, text.splitlines())) for text in sources[SETUP_CELLS:]]
-    cells = [ast.parse(text) for text in sources]
-    drawing, showing = (imported(cells, rooms) for rooms in (DRAWING, SHOWING))
+    # 1. The code of each cell, without empty lines and without IPython's own commands.
+    sources = []
+    for kind, text in parts(path)["core"]:
+        if kind == "code" and text.strip():
+            code_lines = [line for line in text.splitlines() if _is_code(line)]
+            sources.append("\n".join(code_lines))
+    sources = sources[SETUP_CELLS:]
+    # 2. All lines of a cell that draws; elsewhere those that show.
+    cells = [ast.parse(source) for source in sources]
+    drawing = imported(cells, DRAWING)
+    showing = imported(cells, SHOWING)
     counted = 0
+    total = 0
     for cell, source in zip(cells, sources, strict=True):
-        whole = names(cell) & drawing
-        counted += len(source.splitlines()) if whole else len(shown_lines(cell, showing))
-    return counted, sum(len(source.splitlines()) for source in sources)
+        count = len(source.splitlines())
+        total += count
+        draws = names(cell) & drawing
+        counted += count if draws else len(shown_lines(cell, showing))
+    return counted, total
 
 
 if __name__ == "__main__":

@@ -37,24 +37,36 @@ class AnswerCells(Preprocessor):
     """Give every exercise an empty code cell, unless a code cell follows it, and do not say where solutions are."""
 
     def preprocess(self, nb, resources):
-        texts = [cell.source if cell.cell_type == "markdown" else "" for cell in nb.cells]
-        start = next(i for i, text in enumerate(texts) if EXERCISES.search(text))
+        start = 0  # the cell in which the exercises begin
+        while nb.cells[start].cell_type != "markdown" or not EXERCISES.search(
+            nb.cells[start].source
+        ):
+            start += 1
         cells = nb.cells[:start]
         for cell, after in zip(nb.cells[start:], [*nb.cells[start + 1 :], None], strict=True):
-            cells += split(cell, after) if cell.cell_type == "markdown" else [cell]
+            if cell.cell_type == "markdown":
+                cells += split(cell, after)
+            else:
+                cells.append(cell)
         nb.cells = cells
         return nb, resources
 
 
 def split(cell, after) -> list:
-    """Split a Markdown cell and put an answer cell behind each exercise that has none; `after` is the next cell."""
+    """Split a Markdown cell and put an answer cell behind each exercise that has none; `after` is the next cell.
+
+    `after` is None behind the last cell.
+    """
     text = WHERE_SOLUTIONS_ARE.sub("", cell.source)
-    pieces = [p for part in NOT_EXERCISES.split(text) for p in EXERCISE.split(part) if p.strip()]
+    pieces = []
+    for section in NOT_EXERCISES.split(text):
+        pieces += [piece for piece in EXERCISE.split(section) if piece.strip()]
     cells = []
     for number, piece in enumerate(pieces):
         cells.append(nbformat.v4.new_markdown_cell(piece.strip(), id=f"{cell.id}-{number}"))
-        answered = number == len(pieces) - 1 and after is not None and after.cell_type == "code"
-        if EXERCISE.match(piece) and not answered:
+        is_last = number == len(pieces) - 1
+        has_answer_cell = is_last and after is not None and after.cell_type == "code"
+        if EXERCISE.match(piece) and not has_answer_cell:
             cells.append(nbformat.v4.new_code_cell(id=f"{cell.id}-{number}-answer"))
     return cells
 
@@ -71,13 +83,13 @@ def linked(text: str, folder: Path) -> str:
 
 
 def main(notebooks: Path, target: Path) -> None:
+    """Write the handout of the notebooks in this folder to `target`, which is emptied first."""
     exporter = NotebookExporter(preprocessors=[ClearOutputPreprocessor, AnswerCells])
     shutil.rmtree(target, ignore_errors=True)
     (target / "notebooks").mkdir(parents=True)
     for path in sorted(notebooks.glob("*.ipynb")):
-        (target / "notebooks" / path.name).write_text(
-            exporter.from_filename(str(path))[0], encoding="utf-8"
-        )
+        lesson, _ = exporter.from_filename(str(path))
+        (target / "notebooks" / path.name).write_text(lesson, encoding="utf-8")
     root = notebooks.resolve().parent
     for pattern in ALONG:
         for path in root.glob(pattern):
@@ -86,16 +98,18 @@ def main(notebooks: Path, target: Path) -> None:
             shutil.copy(path, copy)
     whole = target / WHOLE.relative_to(root)
     whole.write_text(starter(whole.read_text(encoding="utf-8")), encoding="utf-8")
+    # Links are looked at when all files are there.
     for name in ("homework.md", "start.md"):
         page = target / "docs" / name
         page.write_text(linked(page.read_text(encoding="utf-8"), page.parent), encoding="utf-8")
-    for path in target.glob("notebooks/*.ipynb"):
+    copies = list(target.glob("notebooks/*.ipynb"))
+    for path in copies:
         notebook = nbformat.read(path, 4)
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
                 cell.source = linked(cell.source, path.parent)
         nbformat.write(notebook, path)
-    print(f"{target}: {len(list(target.glob('notebooks/*')))} notebooks")
+    print(f"{target}: {len(copies)} notebooks")
 
 
 if __name__ == "__main__":
