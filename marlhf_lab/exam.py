@@ -71,8 +71,8 @@ def draw_values(draw: random.Random) -> Tensor:
 
 def ask_gradient_of_logits(draw: random.Random) -> Question:
     """The first step's gradient of three logits, and which words become more probable."""
-    shares = draw.choice([(5, 3, 2), (6, 3, 1), (5, 4, 1), (7, 2, 1)])
-    probabilities = torch.tensor(shares) / 10
+    tenths = draw.choice([(5, 3, 2), (6, 3, 1), (5, 4, 1), (7, 2, 1)])
+    probabilities = torch.tensor(tenths) / 10
     names = ("first", "second", "third")
     sampled = draw.randrange(3)
     advantage = draw.choice([-2.0, -1.0, 1.0, 2.0])
@@ -83,30 +83,30 @@ def ask_gradient_of_logits(draw: random.Random) -> Question:
     change = probabilities * (logits.grad - mean_rise)
     rising = [names[word] for word in range(3) if change[word] > 0]
     return Question(
-        f"A policy gives three words the probabilities {numbers(probabilities)}. "
+        text=f"A policy gives three words the probabilities {numbers(probabilities)}. "
         f"The {names[sampled]} is sampled, and its advantage is {number(advantage)}. "
         "What is the gradient of PPO's objective with respect to the three logits at the first "
         "step? Which words become more probable after a small step?",
-        f"The gradient is {numbers(logits.grad)}: "
+        answer=f"The gradient is {numbers(logits.grad)}: "
         "the advantage times (1 for the sampled word, 0 for the others, minus the "
         "probabilities). A probability rises if its logit rises by more than the mean of all "
         "logits' changes, weighted by the probabilities: "
         f"the {' and the '.join(rising)} word. "
         "*Points:* 3 for the numbers, 2 for the words.",
-        5,
+        points=5,
     )
 
 
 def ask_what_a_baseline_does(draw: random.Random) -> Question:
     """Why a baseline changes noise alone; there is nothing to draw."""
     return Question(
-        "Why does a baseline leave the mean of the policy gradient unchanged? "
+        text="Why does a baseline leave the mean of the policy gradient unchanged? "
         "What does it change? Which property must the baseline have?",
-        "The gradient of a log-probability is 0 on average, so a number times it is 0 on "
+        answer="The gradient of a log-probability is 0 on average, so a number times it is 0 on "
         "average, too, as long as the number does not depend on the action: "
         "that is the property. The baseline changes the noise. "
         "*Points:* 2 for the mean, 1 for the noise, 2 for the property.",
-        5,
+        points=5,
     )
 
 
@@ -116,13 +116,13 @@ def ask_advantages_of_tokens(draw: random.Random) -> Question:
     lam = draw.choice([0.5, 0.8])
     _, by_token = advantages_of(values, 1.0, n=1, lam=lam)
     return Question(
-        "A response has four tokens. "
+        text="A response has four tokens. "
         f"The critic says {numbers(values)}, and the score 1 arrives at the last token, without a "
         f"KL penalty. Compute the four advantages of PPO with λ = {number(lam)}.",
-        f"{numbers(by_token)}. From the last token to the first: "
+        answer=f"{numbers(by_token)}. From the last token to the first: "
         "δ_t = r_t + V(t+1) − V(t), Â_t = δ_t + λ Â_(t+1). "
         "*Points:* 1 for δ, 1 for each advantage.",
-        5,
+        points=5,
     )
 
 
@@ -132,13 +132,13 @@ def ask_advantages_of_macro_actions(draw: random.Random) -> Question:
     lam = draw.choice([0.5, 0.8])
     by_action, by_token = advantages_of(values, 1.0, n=2, lam=lam)
     return Question(
-        f"Another response of four tokens has the values {numbers(values)} and the score 1. "
+        text=f"Another response of four tokens has the values {numbers(values)} and the score 1. "
         f"Compute the advantages of macro actions of two tokens (λ = {number(lam)}, values "
         "averaged). Which advantage trains each token?",
-        f"The macro actions have the advantages {numbers(by_action)}, so the tokens get "
+        answer=f"The macro actions have the advantages {numbers(by_action)}, so the tokens get "
         f"{numbers(by_token)}. *Points:* 1 for the values, 2 for the macro advantages, 2 for the "
         "tokens.",
-        5,
+        points=5,
     )
 
 
@@ -152,17 +152,17 @@ def ask_share_that_arrives(draw: random.Random) -> Question:
     by_action = number(lam**actions_after_first)
     slower = number(lam ** (1 / n), 4)
     return Question(
-        f"A critic predicts nothing, λ = {number(lam)}, and a response has {tokens} tokens. "
+        text=f"A critic predicts nothing, λ = {number(lam)}, and a response has {tokens} tokens. "
         "Which share of the score arrives at the first token under PPO, and which with macro "
         f"actions of {n} tokens? With which λ do single tokens fade as slowly? "
         "Name one other thing that macro actions change.",
-        f"PPO: {number(lam)}^{tokens - 1} = {by_token}. "
+        answer=f"PPO: {number(lam)}^{tokens - 1} = {by_token}. "
         f"Macro actions: {actions_after_first} steps, {number(lam)}^{actions_after_first} = "
         f"{by_action}. Single tokens: "
         f"{number(lam)}^(1/{n}) = {slower}. "
         "Also: one value for several tokens, and one advantage for all of them. "
         "*Points:* 1, 2, 1, 1.",
-        5,
+        points=5,
     )
 
 
@@ -182,12 +182,12 @@ def ask_clip(draw: random.Random) -> Question:
         words = "a gradient" if has_gradient else "no gradient"
         lines.append(f"for {number(advantage)} it is {number(-loss.item())}, with {words}")
     return Question(
-        f"ε = 0.2, and the ratio of a token is {number(ratio)}. "
+        text=f"ε = 0.2, and the ratio of a token is {number(ratio)}. "
         f"What is its term in PPO's objective for an advantage of {number(size)}, and what for "
         f"{number(-size)}? In which case is the gradient 0?",
-        "The smaller of ratio · Â and clip(ratio) · Â: "
+        answer="The smaller of ratio · Â and clip(ratio) · Â: "
         f"{'; '.join(lines)}. *Points:* 2 for each term, 1 for the case.",
-        5,
+        points=5,
     )
 
 
@@ -201,15 +201,15 @@ def ask_kl_of_a_macro_action(draw: random.Random) -> Question:
     total = macro_rewards(penalties, no_score, one_action, pooling="sum").item()
     mean = macro_rewards(penalties, no_score, one_action, pooling="mean").item()
     return Question(
-        f"The four tokens of a macro action have the log-ratios {numbers(log_ratios)} to the "
+        text=f"The four tokens of a macro action have the log-ratios {numbers(log_ratios)} to the "
         f"reference; β = {number(beta)}. "
         "What is its KL reward if you sum the log-ratios, and if you average them? "
         "With which β does the sum penalise as much as the mean?",
-        f"The sum is {number(total, 5)}, the mean {number(mean, 5)}. "
+        answer=f"The sum is {number(total, 5)}, the mean {number(mean, 5)}. "
         f"A sum with a quarter of β, {number(beta / 4, 5)}, penalises as much as the mean: "
         "averaging makes the penalty about n times smaller. "
         "*Points:* 2, 2, 1.",
-        5,
+        points=5,
     )
 
 
@@ -226,14 +226,14 @@ def ask_value_loss(draw: random.Random) -> Question:
     loss.backward()
     words = "a gradient" if value.grad.abs().item() > 0 else "no gradient"
     return Question(
-        f"A value was {number(old)} when the response was written and is {number(now)} now; its "
+        text=f"A value was {number(old)} when the response was written and is {number(now)} now; its "
         f"return is {number(target)}. "
         "Values are clipped at 0.2. "
         "What is the token's value loss, and does it have a gradient?",
-        f"Kept within 0.2 the value is {number(old + 0.2)}, and ½ · max of the two squared errors "
+        answer=f"Kept within 0.2 the value is {number(old + 0.2)}, and ½ · max of the two squared errors "
         f"is {number(loss.item(), 4)}, with {words}. "
         "*Points:* 3 for the loss, 2 for the gradient.",
-        5,
+        points=5,
     )
 
 
@@ -245,14 +245,14 @@ def ask_kappa(draw: random.Random) -> Question:
     by_chance = (person * judge + (100 - person) * (100 - judge)) / 10_000
     kappa = (agree / 100 - by_chance) / (1 - by_chance)
     return Question(
-        f"A person prefers the first of two answers in {person} of 100 pairs, a judge in {judge}, "
+        text=f"A person prefers the first of two answers in {person} of 100 pairs, a judge in {judge}, "
         f"and they agree on {agree} pairs. "
         "There are no ties. On which share of the pairs would they agree by chance? "
         "What is Cohen's κ?",
-        f"By chance they would agree on {number(by_chance)} of the pairs, so κ = ({agree / 100} − "
+        answer=f"By chance they would agree on {number(by_chance)} of the pairs, so κ = ({agree / 100} − "
         f"{number(by_chance)}) / (1 − {number(by_chance)}) = {number(kappa, 2)}. "
         "*Points:* 2 for the share, 3 for κ.",
-        5,
+        points=5,
     )
 
 
@@ -263,16 +263,16 @@ def ask_what_an_interval_says(draw: random.Random) -> Question:
     low = number(mean - half_width)
     high = number(mean + half_width)
     return Question(
-        f"Five seeds give MA-PPO − PPO = {number(mean)} updates with the 95 % interval [{low}, "
+        text=f"Five seeds give MA-PPO − PPO = {number(mean)} updates with the 95 % interval [{low}, "
         f"{high}]. May you say that both are equally fast? "
         "Another study, on another task, gives −4 [−7, −1]. "
         "May you say that macro actions help on the second task and not on the first?",
-        f"No: the interval includes a difference of {number(abs(mean - half_width))} updates, and "
+        answer=f"No: the interval includes a difference of {number(abs(mean - half_width))} updates, and "
         '"equally fast" needs a margin chosen beforehand. '
         "And no: that one study shows no difference does not show that the two studies differ. "
         "Compute the difference between them, with its own interval. "
         "*Points:* 2, 3.",
-        5,
+        points=5,
     )
 
 

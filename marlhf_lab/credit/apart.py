@@ -82,6 +82,7 @@ def difference_over_placebo(
         difference = 0.0
         drawn = np.zeros(draws)
         times_evaluated = times_drawn[:, split.evaluation]
+        # The difference with true scores, minus that with permuted ones.
         for sign, projections in ((1, split.score), (-1, split.placebo)):
             one = projections[ours]
             other = projections[theirs]

@@ -71,9 +71,8 @@ def preset_estimator(name: str, config: PPOTrainerConfig, seed: int = 0) -> Esti
     source = f"estimator {name}"
     preset = read_yaml(preset_file(f"estimators/{name}", source), source)
     if "n" in preset:
-        preset["n"] = str(
-            preset["n"]
-        )  # the option is a text, as "inf" is one, and YAML reads a number
+        # The option is a text, so that it can be "inf", and YAML reads a number.
+        preset["n"] = str(preset["n"])
     # A preset may also hold options of commands, which an estimator has no use for.
     names = {option.name for kind in (PPOConfig, MacroConfig) for option in fields(kind)}
     changes = {key: value for key, value in preset.items() if key in names}
@@ -133,6 +132,7 @@ def policy_gradients(
     rloo_advantages = leave_one_out(returns).flatten()
     normalizers = {}
     for name, estimator in everyone.items():
+        # What the losses' sums over all replicates are divided by.
         counts = estimator.objective.counts(estimator.batch(trainer, rollout))
         normalizers[name] = counts / replicates
     gradients: dict[str, list[Tensor]] = {name: [] for name in everyone}

@@ -28,7 +28,10 @@ def path_of(run: Mapping) -> tuple[np.ndarray, np.ndarray]:
 
 
 def score_name(results: Sequence[Mapping]) -> str:
-    """What the score of the paths is: a reward model's if it trained the policy and there is no gold score."""
+    """The name of the score that the paths of these runs have (see `path_of`).
+
+    A curve without a gold score has the reward in its place, and that of option `rm` is a reward model's.
+    """
     for run in results:
         if run["options"].get("reward") != "rm":
             continue

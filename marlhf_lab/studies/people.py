@@ -39,6 +39,7 @@ def with_a_person() -> list[dict]:
     people = [given[name] for name in PEOPLE]
     judges = {name: given[name] for name in JUDGES}
     judges["always second"] = pd.Series("second", given.index)
+    # The most frequent verdict of each pair; if all three differ, the first of them in the alphabet.
     judges["most of the three"] = pd.concat(people, axis=1).mode(axis=1)[0]
     couples = {"another person": permutations(people, 2)}
     for name, judge in judges.items():

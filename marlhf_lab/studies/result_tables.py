@@ -34,7 +34,11 @@ def write_tables(text: str) -> str:
 
 
 def table(spec: Mapping) -> str:
-    """Return a table as Markdown. See `result_tables.yaml`."""
+    """Return a table as Markdown.
+
+    `spec` is an entry of `result_tables.yaml`: a table that another module makes (`is`), paragraphs (`text`), or
+    `columns` and `rows`, with the head of the first column, and the study whose numbers are meant.
+    """
     if "is" in spec:
         return MADE_ELSEWHERE[spec["is"]]()
     if "text" in spec:

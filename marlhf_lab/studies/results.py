@@ -284,7 +284,10 @@ def rounded(value):
 
 
 def by_method(results: Sequence[Mapping]) -> dict[str, dict[int, Mapping]]:
-    """Sort results: method -> seed -> result. Raises `InputError` if they cannot be compared."""
+    """Sort results: method -> seed -> result.
+
+    Raises `InputError` if they cannot be compared: for a run that is there twice, and for answers to different prompts.
+    """
     runs: dict[str, dict[int, Mapping]] = {}
     # A study of speed has no final answers, and so None for all.
     prompts = [result.get("final", {}).get("prompts") for result in results]
@@ -484,7 +487,11 @@ def costs_to_target(runs: Mapping[int, Mapping], target: Mapping[int, Mapping]) 
 
 
 def t_interval(values: Sequence[float | None], least: float = -math.inf) -> dict:
-    """Mean, 95 % t-interval (not below `least`) and all values; no mean if one is missing, no interval for one."""
+    """Return mean, low and high of the 95 % t-interval (not below `least`), and `by_seed`, all values.
+
+    A value may be None, such as the update of a run that never arrived: then there is no mean (None). A single value has
+    no interval.
+    """
     out: dict = {"by_seed": list(values), "mean": None, "low": None, "high": None}
     if None in values:
         return out

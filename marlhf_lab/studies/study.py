@@ -275,10 +275,9 @@ def check_models_to_start_from(study: Study, path: Path) -> None:
 
 
 def _check_contrast(study: Study, contrast: object, where: str) -> None:
-    if study.mean_updates:
-        key, numbers_of_methods = "difference", (2,)
-    else:
-        key, numbers_of_methods = "ratio", (2, 4)
+    """Raise `InputError` unless a contrast names two methods (of a ratio also four), and the study's curves decide."""
+    key = "difference" if study.mean_updates else "ratio"
+    numbers_of_methods = (2,) if study.mean_updates else (2, 4)
     named = contrast.get(key) if isinstance(contrast, dict) else None
     methods = named if isinstance(named, list) else []
     has_methods = len(methods) in numbers_of_methods and set(methods) <= set(study.methods)
@@ -361,7 +360,8 @@ def run_of(study: Study, name: str, seed: int) -> Run:
     asked = with_todays_names(merge([study.shared, own])) | {"seed": seed}
     if asked.get("model", "tiny-gemma") not in EMBEDDED_MODELS:
         asked = PAPER_SAMPLING | asked
-    words, known = {}, set()
+    words = {}
+    known = set()
     for stage in stages:
         taken = option_names(COMMANDS[stage])
         words[stage] = [f"--{key}={value}" for key, value in asked.items() if key in taken]
@@ -476,6 +476,7 @@ def _parse(stage: str, *words: str) -> dict:
 
 
 def _hash(options: Mapping) -> str:
+    """Ten hexadecimal digits that tell options with different values apart."""
     return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:10]
 
 
@@ -581,6 +582,7 @@ def refuse_changed_results(changed: Mapping[str, str], results: Path) -> None:
 
 
 def _numbers(seeds: str) -> list[int]:
+    """The numbers of option `--seeds`; none for an empty text."""
     try:
         return [int(word) for word in seeds.split(",")] if seeds.strip() else []
     except ValueError:
@@ -589,7 +591,8 @@ def _numbers(seeds: str) -> list[int]:
 
 def _listing(runs: Sequence[Run], stored: Mapping, changed: Mapping[str, str]) -> str:
     """One line for each run with its state, and their number. `changed`: see `refuse_changed_results`."""
-    lines, done = [], 0
+    lines = []
+    done = 0
     for run in runs:
         state = changed.get(run.name, "")
         if not state:
@@ -688,7 +691,8 @@ def _submit(
     by_start: dict[str, list[Run]] = {}
     for run in runs:
         by_start.setdefault(run.start, []).append(run)
-    jobs, waiting = [], []
+    jobs = []
+    waiting = []  # what `make_result` needs for each run of the seed before
     for folder, group in by_start.items():
         start = pool.submit(make_start, study, group[0], work / folder, commands)
         for earlier in waiting:
@@ -743,7 +747,8 @@ def make_result(
     """Train and evaluate one method with one seed, and write the result. `start` is a future of `make_start`."""
     models = start.result()
     folder = work / run.folder
-    training, evaluation = folder / "training", folder / "evaluation"
+    training = folder / "training"
+    evaluation = folder / "evaluation"
     log = work / f"{run.name}.log"
     inputs = [f"--sft={models.sft}"]
     if models.rm:
@@ -803,7 +808,8 @@ class Commands:
 
     def __init__(self) -> None:
         self.running: set[subprocess.Popen] = set()
-        self.lock, self.stopped = threading.Lock(), False
+        self.lock = threading.Lock()
+        self.stopped = False
 
     def run(self, words: Sequence[str], log: Path) -> None:
         """Run one command and append what it prints to `log`. Raises `InputError` if it fails."""
