@@ -243,7 +243,8 @@ def gae_fault(answers: ModuleType, draw: torch.Generator) -> str:
 def grade(answers: ModuleType, cases: int = 5) -> dict[str, str]:
     """Return the last error of each part, or an empty text; `answers` is the student's file as a module.
 
-    An update is wrong in two cases at least: in one, rounding may move a ratio over the bound of its clip range.
+    An update counts as wrong if it is wrong in two cases or more: in one, rounding may have moved a ratio over the bound
+    of its clip range.
     """
     draw = torch.Generator()
     draw.seed()  # by chance: other numbers each time
@@ -257,6 +258,6 @@ def grade(answers: ModuleType, cases: int = 5) -> dict[str, str]:
     for name, check in checks.items():
         results = [check() for _ in range(cases)]
         errors = [error for error in results if error]
-        allowed = 1 if name in UPDATES else 0
+        allowed = 1 if name in UPDATES else 0  # errors that cost no points
         last_errors[name] = errors[-1] if len(errors) > allowed else ""
     return last_errors

@@ -20,6 +20,7 @@ def rated_pair(
     while second == first:
         second = write()
     a, b = rate((first, second))
-    if rng.random() > 1 / (1 + math.exp(-sharpness * (a - b))):
+    chance_of_first = 1 / (1 + math.exp(-sharpness * (a - b)))
+    if rng.random() > chance_of_first:
         first, second = second, first
     return {"prompt": prompt, "chosen": first, "rejected": second}

@@ -88,10 +88,12 @@ def read_results(folder: Path) -> dict[str, dict]:
         try:
             for name, result in parse_results(path.name, path.read_bytes()).items():
                 found[name] = _with_rows(result)
+        # Whatever a file raises that was cut off or edited.
         except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError):
             raise InputError(
                 f"{path}: damaged: delete it, and the study runs its part again"
             ) from None
+    # In the order of separate files, whose names end so.
     return {name: found[name] for name in sorted(found, key=lambda name: name + RESULT)}
 
 
@@ -489,8 +491,8 @@ def costs_to_target(runs: Mapping[int, Mapping], target: Mapping[int, Mapping]) 
 def t_interval(values: Sequence[float | None], least: float = -math.inf) -> dict:
     """Return mean, low and high of the 95 % t-interval (not below `least`), and `by_seed`, all values.
 
-    A value may be None, such as the update of a run that never arrived: then there is no mean (None). A single value has
-    no interval.
+    A value may be None, such as the update of a run that never arrived: then there is no mean (None). A single value
+    has no interval.
     """
     out: dict = {"by_seed": list(values), "mean": None, "low": None, "high": None}
     if None in values:

@@ -813,7 +813,9 @@ class Commands:
 
     def run(self, words: Sequence[str], log: Path) -> None:
         """Run one command and append what it prints to `log`. Raises `InputError` if it fails."""
+        # Where `setpriv` is installed, the kernel ends the command together with this process.
         tied = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
+        # One thread, and few lines of progress bars in the log.
         calm = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "TQDM_MININTERVAL": "30"}
         with open(log, "a", encoding="utf-8") as file, self.lock:
             if self.stopped:
