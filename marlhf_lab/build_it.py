@@ -243,8 +243,8 @@ def gae_fault(answers: ModuleType, draw: torch.Generator) -> str:
 def grade(answers: ModuleType, cases: int = 5) -> dict[str, str]:
     """Return the last error of each part, or an empty text; `answers` is the student's file as a module.
 
-    An update counts as wrong if it is wrong in two cases or more: in one, rounding may have moved a ratio over the bound
-    of its clip range.
+    An update counts as wrong if it is wrong in two cases or more: in one, rounding may have moved a ratio over the
+    bound of its clip range.
     """
     draw = torch.Generator()
     draw.seed()  # by chance: other numbers each time

@@ -22,7 +22,9 @@ from marlhf_lite.macro import MacroActions
 def critic_response(
     values: Tensor, slope: Tensor, mask: Tensor, lags: int, n: int = RESAMPLES
 ) -> list[Interval]:
-    """h_k for k = 0 … lags − 1, each over the tokens that have k + 1 more after them in their turn.
+    """h_k for k = 0 … lags − 1: how far a choice of slope 1 moves the critic k + 1 tokens later.
+
+    Each is over the tokens that have k + 1 more after them in their turn; the module's first lines have its formula.
 
     Args:
         values: [B, T] V before each token.

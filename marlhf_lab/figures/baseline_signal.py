@@ -25,7 +25,7 @@ def baseline_record() -> dict:
 def signal_table(record: Mapping) -> str:
     """Signal over noise of one answer's gradient by estimator, and contrasts, one line per setting, in Markdown.
 
-    The line of the primary setting is bold.
+    Estimators have the letters of the benchmark. The line of the primary setting is bold.
     """
     estimators = ("T", "L", "M", "S", "D", "fitted")
     contrasts = ("S - M", "D - L", "fitted - L")

@@ -65,7 +65,9 @@ def cases_table() -> str:
             case="arithmetic",
             critic=NO,
             measure="updates to 60 % right, MA-PPO / PPO",
-            found=ratio_of_updates(stored_results("steps_confirm"), ["MA-PPO", "PPO"], 0.6, 5),
+            found=ratio_of_updates(
+                stored_results("steps_confirm"), ["MA-PPO", "PPO"], threshold=0.6, window=5
+            ),
             form=".2f",
             good=-1,
             beside=1,

@@ -87,7 +87,7 @@ def _early_accuracy() -> dict[str, str]:
     """Differences of the share of right answers in arithmetic, before all methods reach the same."""
     texts = {}
     for study in ("tuned_steps", "steps_confirm"):
-        value = _between(stored_results(study), "gold_mean", 51, 60)
+        value = _between(stored_results(study), "gold_mean", first=51, last=60)
         texts[f"{study}: MA-PPO - PPO, accuracy in updates 51 to 60"] = interval(value)
     return texts
 
@@ -152,7 +152,7 @@ def _near() -> dict[str, str]:
     near = difference_at_kl(results, "MA-PPO", "PPO")
     far = difference_at_kl(stored_results("sentiment_settle"), "MA-PPO", "PPO")
     far_minus_near = interaction(far["by_seed"], near["by_seed"])
-    early = _between(results, "score_mean", 1, 15)
+    early = _between(results, "score_mean", first=1, last=15)
     texts = {
         "sentiment_near: far - near at equal KL": interval(far_minus_near, "+.3f"),
         "sentiment_near: MA-PPO - PPO, reward in updates 1 to 15": interval(early, "+.3f"),
@@ -219,12 +219,14 @@ def _by_the_rules() -> dict[str, str]:
     texts["sentiment_near, without 843: far - near"] = interval(value, "+.3f")
 
     kept = _without_seeds("critic_head", 866)
-    value = ratio_of_updates(kept, ["seeing MA-PPO, zero", "seeing MA-PPO"], 0.8, 3)
+    value = ratio_of_updates(
+        kept, ["seeing MA-PPO, zero", "seeing MA-PPO"], threshold=0.8, window=3
+    )
     texts["critic_head, without 866: seeing MA-PPO, zero / normal"] = interval(value, ".3f")
 
     kept = [run for run in stored_results("umbrella_start") if run["seed"] > 917]
     for ours, theirs in (("S", "M"), ("M", "L")):
-        value = ratio_of_updates(kept, [ours, theirs], 0.8, 3)
+        value = ratio_of_updates(kept, [ours, theirs], threshold=0.8, window=3)
         name = f"umbrella_start, the twelve last seeds: {ours} / {theirs}"
         texts[name] = interval(value, ".3f", beside=1)
     return texts
@@ -297,14 +299,14 @@ def _trained_critic() -> dict[str, str]:
     texts = {}
     for name, study, method in NEVER:
         runs = by_method(stored_results(study))[method].values()
-        never = [run for run in runs if updates_to(run, 0.8, 3) is None]
+        never = [run for run in runs if updates_to(run, threshold=0.8, window=3) is None]
         texts[name] = f"{len(never)} of {len(runs)}"
     for study, ours, theirs in (
         ("noise_confirm", "E1", "E0"),
         ("umbrella_start", "L", "T"),
         ("umbrella_start", "M", "T"),
     ):
-        value = ratio_of_updates(stored_results(study), [ours, theirs], 0.8, 3)
+        value = ratio_of_updates(stored_results(study), [ours, theirs], threshold=0.8, window=3)
         texts[f"{study}: {ours} / {theirs}"] = interval(value, beside=1)
     for method, runs in by_method(stored_results("steps_confirm")).items():
         at_end = [np.mean([row[EXPLAINED] for row in curve_of(run)[-10:]]) for run in runs.values()]

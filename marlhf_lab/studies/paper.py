@@ -240,7 +240,7 @@ def measures() -> dict[str, Measure]:
     ours, theirs = (np.array(main[name]["updates"]["by_seed"]) for name in ("MA-PPO", "PPO"))
     sooner_by = t_interval((ours - theirs).tolist())
     claimed = theirs.mean() / 1.7 - theirs.mean()
-    steps = ratio_of_updates(stored("steps_confirm"), ["PPO", "MA-PPO"], 0.6, 5)
+    steps = ratio_of_updates(stored("steps_confirm"), ["PPO", "MA-PPO"], threshold=0.6, window=5)
     sweep = learned()["n_sweep", "n=3"]["updates_difference"]
     # 2. Answers: win rates, bad ones, and how far two judges agree.
     won = {}
