@@ -74,7 +74,11 @@ from marlhf_lite.models.actor_critic import trainable
 from marlhf_lite.training.critic_metrics import diagnose_critic
 from marlhf_lite.training.rollout import Rollout, concatenate
 
-SEED, LAM, N, LAGS, STEP = 950, 0.95, 5, 32, 0.02
+SEED = 950
+LAM = 0.95
+N = 5
+LAGS = 32
+STEP = 0.02
 ESTIMATORS = {
     "T": {"n": 1, "lam": LAM},
     "L": {"n": 1, "lam": LAM ** (1 / N)},
@@ -157,7 +161,9 @@ class TwoHalves:
 
     def measure(self) -> dict:
         """Projections of each answer by estimator, the critic's response, and what the critic knows."""
-        rollouts, values, slope = [], [], []
+        rollouts = []
+        values = []
+        slope = []
         for which in (0, 1):
             direction = self.direction(1 - which)
             critic = self.critic(which)
@@ -168,7 +174,8 @@ class TwoHalves:
                 values.append(
                     self.of.kept(name, lambda r=rollout, critic=critic: token_values(critic, r))
                 )
-        advantages, projections = {}, {}
+        advantages = {}
+        projections = {}
         for name, how in ESTIMATORS.items():
             advantages[name] = [
                 token_advantages(rollout, v, **how)

@@ -30,7 +30,8 @@ class Cells:
     """Measurements by name. What an unfinished benchmark with the same options left in the file is taken up."""
 
     def __init__(self, path: Path, args: argparse.Namespace):
-        self.path, self.cells = path, {}
+        self.path = path
+        self.cells = {}
         self.options = json.loads(
             json.dumps(
                 {k: v for k, v in vars(args).items() if k not in ("out", "figure")}, default=str

@@ -38,7 +38,9 @@ from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import environment
 
 PLACES = (0.125, 0.375, 0.625, 0.875)  # the middle of each quarter
-RIDGE, RATE, BATCH = 100.0, 3e-3, 32
+RIDGE = 100.0
+RATE = 3e-3
+BATCH = 32
 
 
 def main() -> None:
@@ -57,11 +59,9 @@ def main() -> None:
     sft, rm, rm_all = (
         resolve_adapter_dir(*x) for x in (("sft", args.sft), ("rm", args.rm), ("rm", args.rm_all))
     )
-    base, tokenizer, task = (
-        load_base(ModelConfig()),
-        load_tokenizer("tiny-gemma"),
-        load_task("tiny-tldr"),
-    )
+    base = load_base(ModelConfig())
+    tokenizer = load_tokenizer("tiny-gemma")
+    task = load_task("tiny-tldr")
     models = build_models(base, sft, rm, "sft")
     rollout = sample(models, tokenizer, task, args)
     scores = {
@@ -160,7 +160,8 @@ def hidden_states(backbone, rollout) -> torch.Tensor:
 
 def readout(states, y, rollout, count: int) -> torch.Tensor:
     """Values [B, T] by ridge regression of the final score on states, fitted to the first `count` responses."""
-    values, mask = torch.zeros(rollout.mask.shape), rollout.mask
+    values = torch.zeros(rollout.mask.shape)
+    mask = rollout.mask
     fitted = int(mask[:count].sum())
     values[mask] = solve(
         states[mask].float(), y[:, None].expand_as(mask)[mask], slice(0, fitted), RIDGE

@@ -69,8 +69,10 @@ class ReplayTrainer(PPOTrainer):
 
 def run_seed(folder: Path, seed: int, shared: Mapping) -> dict:
     """SFT, reward model and PPO with a replay; the critic's explained variance of the score, update by update."""
-    models, place = folder / f"models-{seed}", folder / f"replay-{seed}"
-    sft, rm = models / "sft", models / "rm"
+    models = folder / f"models-{seed}"
+    place = folder / f"replay-{seed}"
+    sft = models / "sft"
+    rm = models / "rm"
     marlhf("sft", seed=seed, output_dir=sft)
     marlhf("rm", seed=seed, sft=sft, output_dir=rm, rm_loss=shared["rm_loss"])
     of_ppo = {
@@ -100,7 +102,8 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=RESULTS / "benchmark_critic_replay.json")
     args = parser.parse_args()
-    study, cells = load_study("critic_tries"), Cells(args.out, args)
+    study = load_study("critic_tries")
+    cells = Cells(args.out, args)
     means = [
         cells.measure(f"seed {x}", run_seed, args.folder, x, study.shared)["mean"]
         for x in study.seeds

@@ -44,17 +44,25 @@ from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Rollout, from_texts
 from marlhf_lite.training.sft import train_sft
 
-SFT_RATES, RM_RATES = (1e-4, 2e-4, 5e-4, 1e-3), (5e-5, 1e-4, 2e-4, 5e-4)
+SFT_RATES = (1e-4, 2e-4, 5e-4, 1e-3)
+RM_RATES = (5e-5, 1e-4, 2e-4, 5e-4)
 LENGTHS = LengthConfig(max_prompt_length=96, max_response_length=48)
-ROWS, HELD_OUT, BATCH, PASS, SEED, NEAR = 256, 128, 16, 4, 140, 0.01
+ROWS = 256
+HELD_OUT = 128
+BATCH = 16
+PASS = 4
+SEED = 140
+NEAR = 0.01
 
 
 class Grid:
     """The model, the rows, and a run of each stage."""
 
     def __init__(self, options: ModelConfig, data: Path, folder: Path):
-        self.options, self.folder = options, folder
-        self.tokenizer, self.base = load_tokenizer(options.model), load_base(options)
+        self.options = options
+        self.folder = folder
+        self.tokenizer = load_tokenizer(options.model)
+        self.base = load_base(options)
         parts = load_task(str(data)).splits
         short = {
             name: drop_long_prompts(parts[name], self.tokenizer, LENGTHS.max_prompt_length)[0]
@@ -67,7 +75,8 @@ class Grid:
     def sft(self, rate: float) -> dict:
         """One run of SFT, kept for the reward models."""
         torch.manual_seed(SEED)
-        model, begin = new_policy(share(self.base), self.options), time.time()
+        model = new_policy(share(self.base), self.options)
+        begin = time.time()
         config = SFTStageConfig(sft_epochs=1, sft_batch_size=BATCH, sft_learning_rate=rate)
         output = self.folder / f"sft-{rate}"
         train_sft(
@@ -80,10 +89,8 @@ class Grid:
 
     def rm(self, rate: float, sft_rate: float) -> dict:
         """One run of the reward model."""
-        model, begin = (
-            new_reward_model(share(self.base), self.folder / f"sft-{sft_rate}", SEED),
-            time.time(),
-        )
+        model = new_reward_model(share(self.base), self.folder / f"sft-{sft_rate}", SEED)
+        begin = time.time()
         config = RewardModelConfig(rm_epochs=1, rm_batch_size=BATCH, rm_learning_rate=rate)
         output = self.folder / f"rm-{rate}"
         train_reward_model(
@@ -102,7 +109,8 @@ class Grid:
 @torch.no_grad()
 def response_loss(model, rollout: Rollout) -> float:
     """Nats a response token, over all tokens of all responses."""
-    policy, total = PolicyModel(model.eval()), 0.0
+    policy = PolicyModel(model.eval())
+    total = 0.0
     for rows in torch.arange(len(rollout)).split(PASS):
         part = rollout.select(rows).trim()
         logprobs, _ = policy(part.tokens, part.attention_mask, part.mask.shape[1])
@@ -130,7 +138,8 @@ def main() -> None:
     parser = arguments(__doc__, "default_rates")
     parser.add_argument("--data", type=Path, required=True, help="file of preference pairs")
     args = parser.parse_args()
-    cells, grid = Cells(args.out, args), Grid(ModelConfig(model=args.model), args.data, args.folder)
+    cells = Cells(args.out, args)
+    grid = Grid(ModelConfig(model=args.model), args.data, args.folder)
     for rate in SFT_RATES:
         print("sft", rate, cells.measure(f"sft {rate}", grid.sft, rate), flush=True)
     sft_rate = choose(cells.cells, "sft", SFT_RATES)

@@ -120,14 +120,12 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--child", type=float, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.tiny:
-        args.warmup, args.updates, args.batch, args.micro, args.prompt, args.response = (
-            1,
-            1,
-            4,
-            2,
-            16,
-            8,
-        )
+        args.warmup = 1
+        args.updates = 1
+        args.batch = 4
+        args.micro = 2
+        args.prompt = 16
+        args.response = 8
     return args
 
 
@@ -140,7 +138,8 @@ def row_0(bench: Bench) -> None:
 
 def card(bench: Bench) -> dict:
     """Return what this device is, and its best rates of a large copy and a large product."""
-    cuda, width = bench.device.type == "cuda", 512 if bench.args.tiny else 8192
+    cuda = bench.device.type == "cuda"
+    width = 512 if bench.args.tiny else 8192
     a, b = (torch.randn(width, width, device=bench.device).bfloat16() for _ in range(2))
     big = torch.empty(
         width * width * (16 if cuda else 1), dtype=torch.bfloat16, device=bench.device
@@ -225,7 +224,8 @@ def row_4(bench: Bench) -> None:
 def with_levers(bench: Bench, row: str, way: str) -> None:
     """One lever more each time; all but the last one are measured briefly."""
     for i, lever in enumerate(LEVERS, start=1):
-        name, last = f"{row} {way}: + {lever.name}", i == len(LEVERS)
+        name = f"{row} {way}: + {lever.name}"
+        last = i == len(LEVERS)
         if lever.cuda_alone and bench.args.device == "cpu":
             bench.measure(name, lambda bench: {"left_out": "on a GPU alone"})
         elif way in lever.ways:
@@ -262,12 +262,15 @@ def t4(bench: Bench) -> dict:
     text = (ROOT / "marlhf_lite" / "config" / "presets" / "lora-t4-16gb.yaml").read_text(
         encoding="utf-8"
     )
-    preset, cuda = yaml.safe_load(text), bench.device.type == "cuda"
+    preset = yaml.safe_load(text)
+    cuda = bench.device.type == "cuda"
     names = {"max_response_length", "generation_batch_size"}
     sizes = {name: preset[name] for name in names} | {"prompt": preset["max_prompt_length"]}
-    batch, micro = preset["generation_batch_size"], preset["micro_batch_size"]
+    batch = preset["generation_batch_size"]
+    micro = preset["micro_batch_size"]
     if bench.args.tiny:
-        sizes, batch = {"max_response_length": bench.args.response}, bench.args.batch
+        sizes = {"max_response_length": bench.args.response}
+        batch = bench.args.batch
     if cuda:
         total = torch.cuda.get_device_properties(0).total_memory / GIB
         torch.cuda.set_per_process_memory_fraction(min(T4_GIB / total, 1.0))
@@ -424,7 +427,8 @@ def main(argv: list[str] | None = None) -> int:
         print("make gpu: no CUDA device here, so there is nothing to measure")
         return 0
     args.log.parent.mkdir(parents=True, exist_ok=True)
-    deadline, status = time.time() + args.seconds, 1
+    deadline = time.time() + args.seconds
+    status = 1
     given = [*(sys.argv[1:] if argv is None else argv), "--child", str(deadline)]
     words = [sys.executable, __file__, *given]
     while status not in (0, 2) and time.time() < deadline:

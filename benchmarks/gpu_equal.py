@@ -42,7 +42,8 @@ WAYS = {
 }
 NEEDS_A_CARD = ("graph", "fused")
 # Relative distances that count as equal. In float32 only the order of sums differs.
-OUTPUTS_IN_FLOAT32, GRADIENTS_IN_FLOAT32 = 1e-4, 1e-3
+OUTPUTS_IN_FLOAT32 = 1e-4
+GRADIENTS_IN_FLOAT32 = 1e-3
 # In 16 bits every operation rounds, so two ways cannot agree as closely. There a way must be as exact as the plain one:
 # at most this many times as far from float32.
 AS_EXACT_IN_16_BITS = 1.5

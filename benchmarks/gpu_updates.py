@@ -109,9 +109,11 @@ def make_prompts(tokenizer, count: int, tokens: int) -> list[str]:
     words = "the friend of my uncle moved to the harbor and waited some days for a letter from the old town".split()
     texts = []
     for i in range(count):
-        text, k = f"Post {i}:", i
+        text = f"Post {i}:"
+        k = i
         while len(tokenizer(text)["input_ids"]) < tokens - 4:
-            text, k = f"{text} {words[k % len(words)]}", k + 7
+            text = f"{text} {words[k % len(words)]}"
+            k = k + 7
         texts.append(text)
     return texts
 
@@ -193,7 +195,8 @@ class Bench:
     """The models that are loaded, and what was measured."""
 
     def __init__(self, args: argparse.Namespace):
-        self.args, self.device = args, torch.device(args.device)
+        self.args = args
+        self.device = torch.device(args.device)
         self.done = {line["name"] for line in read_log(args.log) if "begun" not in line}
         self.tokenizer = load_tokenizer(EMBEDDED_MODEL)
         self.loaded: tuple[tuple, PPOTrainer | None] = (), None
@@ -304,7 +307,8 @@ def updates(
 
     `counts` are those of the warm-up and of all after it.
     """
-    args, trainer = bench.args, bench.trainer(way, **model)
+    args = bench.args
+    trainer = bench.trainer(way, **model)
     warmup, count = counts or (args.warmup, args.updates)
     set_rows(trainer, trainer.config.micro_batch_size)
     bench.start_peak()
@@ -352,8 +356,10 @@ def is_number(value) -> bool:
 
 def rates(bench: Bench, trainer: PPOTrainer, way: str, mean: dict) -> dict:
     """Return MFU of scoring and training, and what sampling does in a second."""
-    policy, prompts = trainer.models.policy.model, encode_prompts(bench.tokenizer, trainer.prompts)
-    config, prompt_tokens = unwrap_peft(policy).config, sum(map(len, prompts))
+    policy = trainer.models.policy.model
+    prompts = encode_prompts(bench.tokenizer, trainer.prompts)
+    config = unwrap_peft(policy).config
+    prompt_tokens = sum(map(len, prompts))
     head = config.vocab_size * config.hidden_size
     shape = GemmaConfig(**TINY) if bench.args.tiny else known_config("google/gemma-2b")
     with torch.device("meta"):  # weights of 4 bits cannot be counted

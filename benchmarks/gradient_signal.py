@@ -76,7 +76,11 @@ from marlhf_lite.training.rollout import (
 )
 
 DATA = Path(__file__).parents[1] / "data" / "sentiment"
-SEED, SIZE, BATCHES, UPDATES, RATE = 850_000, 16, 64, 16, 3e-3
+SEED = 850_000
+SIZE = 16
+BATCHES = 64
+UPDATES = 16
+RATE = 3e-3
 SAMPLING = Sampling(64, temperature=0.8, top_k=50, min_new_tokens=64)
 LAM = 0.95
 ESTIMATORS = {
@@ -102,16 +106,12 @@ class Signal:
     """The measurement, a file for each of its parts."""
 
     def __init__(self, args):
-        self.folder, self.batches, self.size, self.reward = (
-            args.folder,
-            args.batches,
-            args.size,
-            PAID[args.paid],
-        )
-        self.tokenizer, self.base = (
-            load_tokenizer(args.model),
-            load_base(ModelConfig(model=args.model)),
-        )
+        self.folder = args.folder
+        self.batches = args.batches
+        self.size = args.size
+        self.reward = PAID[args.paid]
+        self.tokenizer = load_tokenizer(args.model)
+        self.base = load_base(ModelConfig(model=args.model))
         expect_chats(self.tokenizer)
         task = load_task(str(DATA), chat=chat_writer(self.tokenizer, "auto"))
         wanted = self.batches * self.size
@@ -130,7 +130,8 @@ class Signal:
         """What `make()` returns, from its file where it is there already."""
         path = self.folder / f"{name}.pt"
         if not path.exists():
-            begin, found = time.time(), make()
+            begin = time.time()
+            found = make()
             new = path.with_suffix(f".{os.getpid()}.tmp")
             torch.save(found, new)
             os.replace(new, path)
@@ -167,7 +168,8 @@ class Signal:
 
     def gradient(self, rollout: Rollout, advantages) -> torch.Tensor:
         """[W] gradient of the mean over tokens of Â log π."""
-        total, rows = 0.0, torch.arange(len(rollout)).split(8)
+        total = 0.0
+        rows = torch.arange(len(rollout)).split(8)
         for some in rows:
             part = rollout.select(some).trim()
             weights = advantages[some][:, : part.mask.shape[1]]
@@ -208,10 +210,8 @@ class Signal:
         parameters = trainable(critic)
 
         def make():
-            optimizer, others = (
-                torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.0),
-                self.of_half(1 - which),
-            )
+            optimizer = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.0)
+            others = self.of_half(1 - which)
             for update, rollout in enumerate(others[:UPDATES]):
                 optimizer.param_groups[0]["lr"] = RATE * min(1, (update + 1) / 5)
                 for some in torch.arange(len(rollout)).split(8):
@@ -264,7 +264,8 @@ class Signal:
 
     def check(self, batch: int, direction) -> tuple[float, float]:
         """The projection of PPO's gradient for values of 0, from slopes and from the gradient itself."""
-        rollout, slope = self.answers(batch), self.slopes(batch, direction)
+        rollout = self.answers(batch)
+        slope = self.slopes(batch, direction)
         advantages = token_advantages(rollout, torch.zeros(rollout.mask.shape), *ESTIMATORS["PPO"])
         direct = self.gradient(rollout, advantages).double() @ direction.double()
         return projection(advantages, slope, rollout.mask), float(direct)

@@ -56,7 +56,8 @@ def measure(case: tuple[argparse.Namespace, str, int, int]) -> dict[str, float]:
     """CPU seconds of a pass forward and backward (the fastest), MiB beyond the inputs, and sums to compare."""
     args, way, vocabulary, length = case
     hidden, head, targets = make_inputs(args, vocabulary, length)
-    before, seconds = peak(), []
+    before = peak()
+    seconds = []
     for _ in range(args.repeats):
         hidden.grad = None
         start = time.process_time()
@@ -90,7 +91,8 @@ def table(rows: list[dict]) -> str:
     head = "| vocabulary | length | plain MiB | chunked MiB | ratio | plain s | chunked s | ratio |"
     lines = [head, "|--:" * 8 + "|"]
     for row in rows:
-        plain, chunked = row["plain"], row["chunked"]
+        plain = row["plain"]
+        chunked = row["chunked"]
         lines.append(
             f"| {row['vocabulary']} | {row['length']} | {plain['mib']:.0f} | {chunked['mib']:.0f} | "
             f"{chunked['mib'] / max(plain['mib'], 1):.2f} | {plain['seconds']:.4f} | {chunked['seconds']:.4f} | "

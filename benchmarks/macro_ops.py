@@ -26,7 +26,9 @@ from marlhf_lite.macro import (
     value_loss,
 )
 
-BETA, LAM, CLIP = 0.05, 0.95, 0.2
+BETA = 0.05
+LAM = 0.95
+CLIP = 0.2
 STAGES = ("segmentation", "values", "rewards", "gae", "policy_loss", "value_loss", "backward")
 
 
@@ -127,7 +129,9 @@ def loop_rewards(old: list, ref: list, scores: Tensor) -> list[list[Tensor]]:
 
 def loop_gae(rewards: list[Tensor], values: list[Tensor]) -> list[Tensor]:
     """The backward recursion of one response, γ=1."""
-    out, following, running = [], 0.0, 0.0
+    out = []
+    following = 0.0
+    running = 0.0
     for reward, value in zip(reversed(rewards), reversed(values)):
         running = reward + following - value + LAM * running
         following = value

@@ -16,7 +16,8 @@ CASES = {"one step": {}, "whitened": {"whiten": True}, "4 epochs": {"num_ppo_epo
 
 def count_passes(args: argparse.Namespace, folder: Path, case: str) -> dict[str, float]:
     """Rows that went through each model, in batches."""
-    counts, sampling = Counter(), []
+    counts = Counter()
+    sampling = []
 
     def sample(*given):
         sampling.append(True)

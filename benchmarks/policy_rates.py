@@ -23,7 +23,12 @@ from cells import Cells, arguments
 from marlhf_lite.cli import main as marlhf
 from marlhf_lite.utils.run_folder import RunFolder
 
-RATES, SEED, LAST, NEAR, LEARNED, MOST_KL = (5e-4, 1e-3, 2e-3), 142, 6, 0.03, 0.25, 5.0
+RATES = (5e-4, 1e-3, 2e-3)
+SEED = 142
+LAST = 6
+NEAR = 0.03
+LEARNED = 0.25
+MOST_KL = 5.0
 DATA = Path(__file__).parents[1] / "data" / "sentiment"
 SHARED = f"--dataset {DATA} --max_response_length 64 --seed {SEED}"
 

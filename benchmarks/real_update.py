@@ -24,7 +24,10 @@ from marlhf_lite.models.loading import load_tokenizer
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 from marlhf_lite.training.ppo import PPOTrainer
 
-SIZES, PROMPTS, LONGEST, RESPONSE = (16, 8, 4, 2), 16, 64, 64
+SIZES = (16, 8, 4, 2)
+PROMPTS = 16
+LONGEST = 64
+RESPONSE = 64
 BEST = 8  # responses a pass in the profile
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
 

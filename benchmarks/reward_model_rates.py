@@ -32,7 +32,9 @@ from marlhf_lite.training.reward_model import train_reward_model
 from marlhf_lite.training.rollout import from_texts, generate, generate_in_batches
 from marlhf_lite.utils.jsonl import append_lines, read_lines
 
-RATES, SEED, LEARNED = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3), 141, 0.68
+RATES = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3)
+SEED = 141
+LEARNED = 0.68
 DATA = Path(__file__).parents[1] / "data" / "sentiment"
 
 
@@ -66,7 +68,8 @@ def one_rate(context: RunContext, sft: Path, rate: float) -> dict:
     rows, held_out = (
         datasets.Dataset.from_list(make_pairs(context, sft, part)) for part in ("ppo", "test")
     )
-    model, begin = new_reward_model(share(context.base), sft, SEED), time.time()
+    model = new_reward_model(share(context.base), sft, SEED)
+    begin = time.time()
     config = RewardModelConfig(rm_epochs=1, rm_batch_size=BATCH, rm_learning_rate=rate)
     passes = TrainerConfig(per_device_train_batch_size=PASS)
     train_reward_model(
@@ -102,7 +105,8 @@ def main() -> None:
         seed=SEED,
         **there,
     )
-    context, cells = open_context(options), Cells(args.out, args)
+    context = open_context(options)
+    cells = Cells(args.out, args)
     sft = sft_stage(context)
     for rate in RATES:
         print("rm", rate, cells.measure(f"rm {rate}", one_rate, context, sft, rate), flush=True)

@@ -76,7 +76,8 @@ SEED = 970
 SPLITS = 8
 MARGIN = 0.05
 STEP = 0.02  # along the unit vector of a direction: log-probabilities change by some hundredths
-LAM, N = 0.95, 5
+LAM = 0.95
+N = 5
 ESTIMATORS = {
     "T": {"n": 1, "lam": LAM},
     "L": {"n": 1, "lam": LAM ** (1 / N)},

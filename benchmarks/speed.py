@@ -100,7 +100,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS / "benchmark_speed.json")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    cells, rows = Cells(args.out, args), []
+    cells = Cells(args.out, args)
+    rows = []
     with tempfile.TemporaryDirectory() as top:
         folder = write_model(Path(top, "2M"), SHAPES["2M"], args.seed)
         for case in [case for case in CASES if args.cases in case]:

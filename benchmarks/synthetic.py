@@ -82,7 +82,8 @@ def size_arguments(parser: argparse.ArgumentParser) -> None:
 
 def make_prompts(shape: Shape, count: int, tokens: int, seed: int = 0) -> list[str]:
     """Texts of exactly so many tokens each, of words drawn at random."""
-    rng, words = random.Random(seed), range(len(SPECIAL), shape.vocabulary)
+    rng = random.Random(seed)
+    words = range(len(SPECIAL), shape.vocabulary)
     return [" ".join(f"w{i}" for i in rng.choices(words, k=tokens)) for _ in range(count)]
 
 
@@ -90,7 +91,8 @@ def make_roles(options: ModelConfig, seed: int = 0) -> PPOModels:
     """Policy, reference, reward model and critic of the same weights; the last two with the same random head."""
     base = load_base(options)
     with tempfile.TemporaryDirectory() as folder:
-        sft, rm = Path(folder, "sft"), Path(folder, "rm")
+        sft = Path(folder, "sft")
+        rm = Path(folder, "rm")
         new_policy(base, options).save_pretrained(sft)
         new_reward_model(base, sft, seed).save_pretrained(rm)
         return build_models(base, sft, rm)

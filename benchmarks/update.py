@@ -65,7 +65,8 @@ class FlopClock(Clock):
 
     def __init__(self, counter: FlopCounterMode):
         super().__init__()
-        self.counter, self.flops = counter, Counter()
+        self.counter = counter
+        self.flops = Counter()
 
     @contextmanager
     def phase(self, name: str):
@@ -102,7 +103,8 @@ def profiled_trainer(args: argparse.Namespace, folder: Path, setting: str, run: 
 
 def timed_log(trainer: PPOTrainer) -> list[float]:
     """Seconds of every call of the trainer's logger, from now on."""
-    log, spent = trainer.logger.log_update, []
+    log = trainer.logger.log_update
+    spent = []
 
     def timed(*given) -> None:
         start = time.perf_counter()
@@ -131,7 +133,9 @@ def flops(trainer: PPOTrainer, prompts: list[str]) -> dict[str, float]:
 
 def peak_gflops(size: int = 1024, repeats: int = 20) -> float:
     """GFLOP/s of a large matrix product, the best of some."""
-    a, b, seconds = torch.randn(size, size), torch.randn(size, size), []
+    a = torch.randn(size, size)
+    b = torch.randn(size, size)
+    seconds = []
     for _ in range(repeats):
         start = time.perf_counter()
         torch.mm(a, b)
@@ -140,7 +144,8 @@ def peak_gflops(size: int = 1024, repeats: int = 20) -> float:
 
 
 def profile_table(found: dict[str, dict], peak: float) -> str:
-    head, lines = ["phase"], {phase: [phase] for phase in (*PHASES, "update")}
+    head = ["phase"]
+    lines = {phase: [phase] for phase in (*PHASES, "update")}
     for setting, record in found.items():
         head += [f"{setting}: ms", "share", "of peak"]
         total = sum(record["seconds"].values())
@@ -166,7 +171,8 @@ def compare(args: argparse.Namespace, folder: Path) -> dict:
         for n in ("1", "5") if i % 2 else ("5", "1"):
             trainer, prompts = sides[n]
             torch.manual_seed(i)
-            wall, cpu = time.perf_counter(), time.process_time()
+            wall = time.perf_counter()
+            cpu = time.process_time()
             row = trainer.update(prompts)
             spent["wall"][n].append(time.perf_counter() - wall)
             spent["cpu"][n].append(time.process_time() - cpu)

@@ -11,7 +11,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 LESSONS = sorted(ROOT.glob("notebooks/*.ipynb"))
 # Words of prose that a student reads in a minute: of plain text, and where a formula or code has to be thought through.
-WORDS, WORDS_BESIDE_CODE_OR_FORMULAS = 200, 90
+WORDS = 200
+WORDS_BESIDE_CODE_OR_FORMULAS = 90
 LINES = 18  # of code, at most 88 columns wide
 
 

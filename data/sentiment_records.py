@@ -36,7 +36,9 @@ DATA = Path(__file__).resolve().parent
 # no folder of the questions: they are loaded as a dataset
 SETTLE = DATA / "sentiment_policies" / "settle"
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
-EVERY, SEED = 3, 160  # 3: all forms of a question come up
+# 3: all forms of a question come up
+EVERY = 3
+SEED = 160
 SAMPLING = Sampling(max_new_tokens=64, temperature=0.8, top_k=50)
 
 
@@ -107,7 +109,8 @@ def main() -> None:
         row["prompt"][0]["content"]
         for row in read_lines(DATA / "sentiment" / "test.jsonl")[::EVERY]
     ]
-    tokenizer, base = load_tokenizer(args.model), load_base(ModelConfig(model=args.model))
+    tokenizer = load_tokenizer(args.model)
+    base = load_base(ModelConfig(model=args.model))
     expect_chats(tokenizer)
     shutil.rmtree(args.output / "adapters", ignore_errors=True)
     how = (
@@ -115,7 +118,8 @@ def main() -> None:
         replace(SAMPLING, min_new_tokens=args.min_response_length),
         getattr(sentiment, args.reward),
     )
-    rows, kept = answers(base, tokenizer, "base", *how), []
+    rows = answers(base, tokenizer, "base", *how)
+    kept = []
     for given in args.policies:
         name, folder = given.split("=", 1)
         kept_at = args.output / "adapters" / file_name(name)

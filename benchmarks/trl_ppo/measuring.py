@@ -68,7 +68,8 @@ class Stamps:
     """
 
     def __init__(self, turns: bool):
-        self.turns, self.start = turns, None
+        self.turns = turns
+        self.start = None
         self.seconds: list[float] = []
         self.cpu_seconds: list[float] = []
 
@@ -85,7 +86,8 @@ class Stamps:
 
 def write(args: argparse.Namespace, stamps: Stamps, imported: float, **more) -> None:
     """The record: timings, memory, and what they are of. `imported`: the peak before any model was loaded."""
-    seconds, cpu_seconds = stamps.seconds, stamps.cpu_seconds
+    seconds = stamps.seconds
+    cpu_seconds = stamps.cpu_seconds
     if len(seconds) != args.updates - 1 or not seconds:
         raise RuntimeError(f"--updates {args.updates}: {len(seconds)} were timed: give at least 2")
     record = {

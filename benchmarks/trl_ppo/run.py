@@ -109,7 +109,8 @@ class Side:
     """A process of ours.py or theirs.py that does one update whenever it is its turn."""
 
     def __init__(self, case: Case, side: str, args: argparse.Namespace, models: Path, folder: str):
-        self.out, self.errors = Path(folder, f"{side}.json"), Path(folder, f"{side}.err")
+        self.out = Path(folder, f"{side}.json")
+        self.errors = Path(folder, f"{side}.err")
         script = "theirs" if side == "theirs" else "ours"
         model = models / case.shape
         flags = {
@@ -210,7 +211,8 @@ def table(rows: list[dict]) -> str:
     """Markdown, ours / the other side in the second and third column."""
     lines = []
     for row in rows:
-        seconds, peaks = row["cpu_seconds_per_update"], row["peak_mib"]
+        seconds = row["cpu_seconds_per_update"]
+        peaks = row["peak_mib"]
         measured = [
             f"{seconds['ours']:.2f} / {seconds['other']:.2f}",
             f"{peaks['ours']:.0f} / {peaks['other']:.0f}",
@@ -247,7 +249,8 @@ def main() -> int:
     """Every case, then the table; 1 if a limit is not reached."""
     args = parse()
     install()
-    cells, cases = Cells(args.out, args), [case for case in CASES if args.cases in case.name]
+    cells = Cells(args.out, args)
+    cases = [case for case in CASES if args.cases in case.name]
     with tempfile.TemporaryDirectory() as top:
         for shape in {case.shape for case in cases}:
             folder = write_model(Path(top, shape), SHAPES[shape], args.seed)

@@ -16,7 +16,8 @@ import numpy as np
 
 from marlhf_lite.tasks.tiny_guess.game import HIGHEST, MAX_TURNS, score
 
-TOKENS, GUESS = 8, 5
+TOKENS = 8  # of a turn
+GUESS = 5  # the token of a turn, from 0, that is the guess
 State = tuple[int, int, int]  # lowest and highest number that is left, turns that were taken
 START: State = (1, HIGHEST, 0)
 

@@ -11,11 +11,16 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 WORDS = "the cat sat on mat".split()
-WANTED, WRITTEN = "the cat sat on the mat".split(), "the cat sat on cat the".split()
-POLICY, REFERENCE = [-1.2, -2.0, -0.9, -0.4, -0.3, -1.1], [-1.0, -2.4, -1.1, -0.4, -0.2, -1.6]
-# values before each word, of two critics
-BLIND, SEEING = 0.65, [0.65, 0.80, 1.05, 1.20, 1.25, 1.10]
-SCORE, BETA = 1.0, 0.05  # of the sentence; the price of one nat of KL
+WANTED = "the cat sat on the mat".split()
+WRITTEN = "the cat sat on cat the".split()
+# log-probability of the right word at each position, of two models
+POLICY = [-1.2, -2.0, -0.9, -0.4, -0.3, -1.1]
+REFERENCE = [-1.0, -2.4, -1.1, -0.4, -0.2, -1.6]
+# values before each word, of two critics; the blind one says the same before all of them
+BLIND = 0.65
+SEEING = [0.65, 0.80, 1.05, 1.20, 1.25, 1.10]
+SCORE = 1.0  # of the sentence
+BETA = 0.05  # the price of one nat of KL
 
 
 def table(logprobs: list[float]) -> Tensor:

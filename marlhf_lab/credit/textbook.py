@@ -21,7 +21,8 @@ def textbook_ppo(
     """
     policy = critic = torch.zeros(())
     for b, length in enumerate(lengths.tolist()):
-        ahead, following = 0.0, 0.0
+        ahead = 0.0  # the advantage of the token after this one
+        following = 0.0  # the value of the state after this token
         for t in reversed(range(length)):
             reward = scores[b] if t == length - 1 else 0.0
             ahead = reward + following - old_values[b, t] + 0.95 * ahead  # the advantage

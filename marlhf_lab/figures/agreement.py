@@ -244,8 +244,8 @@ def win_rates(rates: Mapping[str, WinRate]) -> Axes:
     # 3. Names and win rates on the left, and a line at one half.
     labels = []
     for name, rate in rates.items():
-        mean, low, high = rate.rate.mean, rate.rate.low, rate.rate.high
-        labels.append(f"{name}\n{mean:.0%} [{low:.0%}, {high:.0%}]")
+        found = rate.rate
+        labels.append(f"{name}\n{found.mean:.0%} [{found.low:.0%}, {found.high:.0%}]")
     ax.set_yticks(range(len(rates)), labels, parse_math=False)
     # It shows between the bars.
     ax.axvline(0.5, color="black", linewidth=0.8, linestyle="--", zorder=0)

@@ -19,7 +19,8 @@ class Person(Judge):
     """Whose judgments a file holds. Each annotator has a separate file and order."""
 
     def __init__(self, annotator: str, criteria: Criteria):
-        self.name, self.criteria = f"human-{annotator}", criteria.name
+        self.name = f"human-{annotator}"
+        self.criteria = criteria.name
         self.identity = json.dumps([self.name, criteria.question()])
 
 

@@ -32,7 +32,8 @@ from marlhf_lite.macro import (
     policy_loss,
 )
 
-EPSILON, RATE = 0.2, 3.0
+EPSILON = 0.2  # of the clip range
+RATE = 3.0  # of gradient descent on the logits
 LONG = 101  # words of the answer in which the first word decided the score
 # where the page begins
 STORY = {"n": 3, "lam": 0.95, "sees": 0.0, "beta": 0.0, "steps": 0, "hole": 0}

@@ -10,7 +10,10 @@ from matplotlib.axes import Axes
 from marlhf_lite.macro import MacroActions
 from marlhf_lite.plotting.styles import METHODS, SERIES, method_styles
 
-UP, DOWN, BOTH = SERIES[1], SERIES[3], SERIES[0]  # colours of quantities
+# colours of quantities
+UP = SERIES[1]
+DOWN = SERIES[3]
+BOTH = SERIES[0]
 
 
 def value_steps(words: Sequence[str], values: Sequence[float]) -> Axes:

@@ -29,7 +29,8 @@ from marlhf_lite.utils.tables import interval, markdown
 FIGURE = "answer/situations.png"
 # inches: in a notebook as wide as the page
 WIDE = max(1.5 * plots.WIDTH, plots.STYLE["figure.figsize"][0])
-MA_PPO, PPO_99 = "MA-PPO", "PPO-0.99"
+MA_PPO = "MA-PPO"
+PPO_99 = "PPO-0.99"
 LONG = "PPO lam^(1/5)"  # PPO-0.99, as most protocols call it
 STYLES = {MA_PPO: ("MA-PPO", "o"), PPO_99: (LONG, "s")}  # what a method looks like, and its marker
 
@@ -48,7 +49,8 @@ class Situation(NamedTuple):
 
 
 CLAIMED = (1 / 2, 1 / 1.7)  # "1.7 to 2 times faster" (abstract), as a ratio of updates
-FINAL, REWARD = "updates to PPO's final score / PPO's", "reward − PPO's"
+FINAL = "updates to PPO's final score / PPO's"
+REWARD = "reward − PPO's"
 SITUATIONS = (
     Situation(
         "one early word decides a noisy score 64 tokens later; new critic",

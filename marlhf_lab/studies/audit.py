@@ -114,7 +114,7 @@ def _row(root: Path, study: str, stored: Mapping[str, Sequence[Mapping]]) -> dic
     versions = _versions(root, protocol)
     fixed = "none"
     if versions:
-        first_date, first_commit = versions[0][0], versions[0][1]
+        first_date, first_commit, _, _ = versions[0]
         fixed = f"{_short(first_date)}, {first_commit[:7]}"
         facts |= facts_of_protocol(root, versions, stored, is_whole_study=study == name)
     return {

@@ -16,7 +16,8 @@ from marlhf_lite.evaluation.statistics import trailing_mean
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.utils.tables import interval, number
 
-WINDOW, POINTS = 5, 50  # updates in a mean; values of the KL at which paths are compared
+WINDOW = 5  # updates in a mean
+POINTS = 50  # values of the KL at which paths are compared
 
 
 def path_of(run: Mapping) -> tuple[np.ndarray, np.ndarray]:

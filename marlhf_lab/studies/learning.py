@@ -19,8 +19,8 @@ from marlhf_lab.studies.results import page_name, t_interval
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.utils import tables
 
-# metric of the curves; updates in a mean, if the protocol gives no other number
-SCORE, WINDOW = "gold_mean", 3
+SCORE = "gold_mean"  # metric of the curves
+WINDOW = 3  # updates in a mean, if the protocol gives no other number
 CRITIC = {
     "credit_seen": "credit seen s",
     "score_explained_variance": "explained variance of the score",

@@ -21,7 +21,8 @@ def side_of_each_study() -> dict[str, dict[str, int]]:
         sides[question] = {}
         for study, number in asked["numbers"].items():
             low, high = interval_in(fill(number, study))
-            is_above, is_below = low > asked["none"], high < asked["none"]
+            is_above = low > asked["none"]
+            is_below = high < asked["none"]
             sides[question][study] = int(is_above) - int(is_below)
     return sides
 

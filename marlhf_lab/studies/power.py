@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats
 
-POWER, LEVEL = 0.9, 0.05
+POWER = 0.9
+LEVEL = 0.05
 
 
 def minimum_detectable(error: float, freedom: float) -> float:
