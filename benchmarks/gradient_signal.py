@@ -302,36 +302,32 @@ class Signal:
 
     def critic_rows(self) -> dict[str, dict[str, float]]:
         """Critic -> what it knows of the final score, and its noise, on all answers."""
-        halves = [self.critics(which) for which in (0, 1)]
-        rollouts = [rollout for which in (0, 1) for rollout in self.of_half(which)]
+        first, second = (self.critics(which) for which in (0, 1))
+        rollouts = [*self.of_half(0), *self.of_half(1)]
         rollout = concatenate(rollouts, self.tokenizer.pad_token_id)
         scores = torch.cat([part.scores for part in rollouts])
-        return {
-            name: critic_metrics(
-                moments(
-                    critic_numbers(
-                        torch.cat(halves[0][name] + halves[1][name]), scores, rollout.mask
-                    ),
-                    Accelerator(),
-                )
-            )
-            for name in halves[0]
-        }
+        rows = {}
+        for name in first:
+            values = torch.cat(first[name] + second[name])
+            numbers = critic_numbers(values, scores, rollout.mask)
+            rows[name] = critic_metrics(moments(numbers, Accelerator()))
+        return rows
 
     def correlations(self) -> dict[str, list[float]]:
         """Critic -> the correlation of its value before each token with the final score, over all answers."""
-        halves = [self.critics(which) for which in (0, 1)]
-        scores = torch.cat([rollout.scores for which in (0, 1) for rollout in self.of_half(which)])
-        values = {
-            name: torch.cat(halves[0][name] + halves[1][name])
-            for name in halves[0]
-            if name != "constant"
-        }
-        return {
-            name: [float(torch.corrcoef(torch.stack([column, scores]))[0, 1]) for column in rows.T]
-            for name, rows in values.items()
-            if name != "zero, start"
-        }
+        first, second = (self.critics(which) for which in (0, 1))
+        rollouts = [*self.of_half(0), *self.of_half(1)]
+        scores = torch.cat([rollout.scores for rollout in rollouts])
+        found = {}
+        for name in first:
+            if name in ("constant", "zero, start"):  # their values do not vary
+                continue
+            values = torch.cat(first[name] + second[name])  # [answers, T]
+            found[name] = []
+            for before_token in values.T:
+                pair = torch.stack([before_token, scores])
+                found[name].append(float(torch.corrcoef(pair)[0, 1]))
+        return found
 
     def ones(self) -> list[float]:
         """The projection of each batch for an advantage of 1 for every token."""

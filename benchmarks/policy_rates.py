@@ -53,14 +53,15 @@ def one_rate(model: str, folder: Path, rate: float) -> dict:
 
 def choose(cells: dict[str, dict]) -> float | None:
     """The smallest rate that is near the best of those with little KL; None where nothing was learned."""
-    means = {
-        rate: cells[f"ppo {rate}"]["reward"]
-        for rate in RATES
-        if cells[f"ppo {rate}"]["kl"] < MOST_KL
-    }
-    if not means or max(means.values()) <= LEARNED:
+    means = {}
+    for rate in RATES:
+        cell = cells[f"ppo {rate}"]
+        if cell["kl"] < MOST_KL:
+            means[rate] = cell["reward"]
+    best = max(means.values(), default=LEARNED)
+    if best <= LEARNED:
         return None
-    return min(rate for rate, mean in means.items() if mean >= max(means.values()) - NEAR)
+    return min(rate for rate, mean in means.items() if mean >= best - NEAR)
 
 
 def main() -> None:
