@@ -605,38 +605,11 @@ def test_an_environment_answers_processes_that_share_the_weights(whole, tmp_path
     """Each has its own number of turns and layers are gathered all the same; a fault in one ends both at once."""
     (tmp_path / "mine.py").write_text(GAME)
     options, sft, _ = whole
-    words = [
-        "ppo",
-        "--model",
-        options.model,
-        "--finetune",
-        "full",
-        "--sft",
-        sft,
-        "--environment",
-        "mine:Game",
-    ]
-    words += [
-        "--termination",
-        "turn",
-        "--critic_init",
-        "sft",
-        "--batch_size",
-        "4",
-        "--updates",
-        "3",
-        "--size",
-        "40",
-    ]
-    words += [
-        "--max_response_length",
-        "4",
-        "--policy_learning_rate",
-        "1e-4",
-        "--critic_learning_rate",
-        "1e-4",
-    ]
-    words += ["--eval_every", "2", "--test_prompts", "3", "--output_dir", "run"]
+    words = ["ppo", f"--model={options.model}", "--finetune=full", f"--sft={sft}"]
+    words += ["--environment=mine:Game", "--termination=turn", "--critic_init=sft"]
+    words += ["--batch_size=4", "--updates=3", "--size=40", "--max_response_length=4"]
+    words += ["--policy_learning_rate=1e-4", "--critic_learning_rate=1e-4"]
+    words += ["--eval_every=2", "--test_prompts=3", "--output_dir=run"]
     script = HERE / "sharded_command.py"
     done = launch(2, script, *words, cwd=tmp_path, timeout=300, succeeds=False)
     assert "--environment mine:Game: turn 2 of" in done.stderr and "out of cards" in done.stderr
@@ -668,32 +641,12 @@ def test_processes_that_share_the_weights_sample_by_a_user_s_code(whole, tmp_pat
         SAMPLER + "def length(prompts, texts):\n    return [len(x) for x in texts]\n"
     )
     options, sft, rm = whole
-    words = [
-        "ppo",
-        "--model",
-        options.model,
-        "--finetune",
-        "full",
-        "--sft",
-        sft,
-        "--rm",
-        rm,
-        "--reward",
-        "mine:length",
-    ]
-    words += ["--batch_size", "4", "--updates", "2", "--max_response_length", "4", "--size", "40"]
-    words += ["--policy_learning_rate", "1e-3"]
-    commands = [
-        *words,
-        "--output_dir",
-        "plain",
-        "+",
-        *words,
-        "--sampler",
-        "mine:made",
-        "--output_dir",
-        "own",
-    ]
+    words = ["ppo", f"--model={options.model}", "--finetune=full", f"--sft={sft}", f"--rm={rm}"]
+    words += ["--reward=mine:length", "--batch_size=4", "--updates=2", "--size=40"]
+    words += ["--max_response_length=4", "--policy_learning_rate=1e-3"]
+    plain_run = [*words, "--output_dir=plain"]
+    own_run = [*words, "--sampler=mine:made", "--output_dir=own"]
+    commands = [*plain_run, "+", *own_run]
     launch(2, HERE / "sharded_command.py", *commands, cwd=tmp_path, timeout=120)
     plain, own = (RunFolder.open(tmp_path / name / "ppo").metrics() for name in ("plain", "own"))
     assert len(own) == 2 and timeless(own) == timeless(plain)

@@ -340,16 +340,7 @@ def test_a_finished_run_without_checkpoints_is_known_as_finished(
     method, tiny, sft, here, pairs, monkeypatch, capsys
 ):
     """And one that is to be longer is not: it begins again, and is not finished where it is stopped then."""
-    words = [
-        method,
-        "--dataset",
-        str(pairs),
-        "--model",
-        tiny.model,
-        "--sft",
-        str(sft),
-        *LAST[method],
-    ]
+    words = [method, f"--dataset={pairs}", f"--model={tiny.model}", f"--sft={sft}", *LAST[method]]
     assert main([*words, "--checkpoint_every", "0", "--output_dir", "out"]) == 0
     folder = here / "out" / method
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -451,16 +442,7 @@ def test_at_needs_a_run_to_go_back_in(sft, here, capsys):
 
 @pytest.mark.parametrize("method", ["rloo", "dpo"])
 def test_baselines_go_back_too(method, tiny, sft, here, pairs, capsys):
-    words = [
-        method,
-        "--dataset",
-        str(pairs),
-        "--model",
-        tiny.model,
-        "--sft",
-        str(sft),
-        *LAST[method],
-    ]
+    words = [method, f"--dataset={pairs}", f"--model={tiny.model}", f"--sft={sft}", *LAST[method]]
     assert main([*words, "--checkpoint_every", "1", "--output_dir", "out"]) == 0
     stage = here / "out" / method
     policy = (stage / "policy" / "adapter_model.safetensors").read_bytes()
