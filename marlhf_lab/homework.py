@@ -22,7 +22,7 @@ def one_case(draw: torch.Generator) -> dict[str, tuple[list, torch.Tensor]]:
 
     The result of a function is among the arguments of the next ones, as in an update.
     """
-    # 1. New numbers: a response, its price of KL by token, its values and score, and two policies.
+    # 1. New numbers: a response, its KL rewards by token, its values and score, and two policies.
     length = int(torch.randint(1, 13, (), generator=draw))
     n = int(torch.randint(1, 13, (), generator=draw))
     penalties, values, old, moves = torch.randn(4, 1, length, generator=draw)

@@ -20,7 +20,7 @@ REFERENCE = [-1.0, -2.4, -1.1, -0.4, -0.2, -1.6]
 BLIND = 0.65
 SEEING = [0.65, 0.80, 1.05, 1.20, 1.25, 1.10]
 SCORE = 1.0  # of the sentence
-BETA = 0.05  # the price of one nat of KL
+BETA = 0.05  # β of the KL penalty
 
 
 def table(logprobs: list[float]) -> Tensor:

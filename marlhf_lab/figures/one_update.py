@@ -66,7 +66,7 @@ def one_update(
         n: words in a macro action, from 1.
         lam: GAE's λ, per word for PPO and per macro action for MA-PPO.
         sees: from 0, a critic that expects 0.65 before every word, to 1, the critic of lesson 2.
-        beta: the price of one nat of KL.
+        beta: β of the KL penalty.
         steps: gradient steps on the sentence.
         hole: words that somebody else says after the third one.
     """
