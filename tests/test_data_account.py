@@ -84,6 +84,7 @@ STOPS = [  # what would be read wrongly without a word -> what the error names
     ("a.csv", TABLE + TABLE, ["row 13: the header again, in line 14"]),
     ("a.csv", TABLE + "\ufeff" + TABLE, ["row 13: the header again, in line 14"]),
     ("a.csv", TABLE + "chosen,rejected,prompt\na,b,c\n", ["row 13: the header again"]),
+    ("a.csv", TABLE + TABLE.title(), ["row 13: the header again"]),
     ("a.jsonl", LINES + '{"prompt": "a", "chosen": "b", "chosen": "c"}\n', ["line 13", '"chosen" twice']),
     ("a.json", '[{"prompt": "a", "x": {"y": 1, "y": 2}}]', ['"y" twice']),
     ("a.json", json.dumps(ROWS) + json.dumps(ROWS), ["several lists", "part-*.json"]),
@@ -107,6 +108,33 @@ def test_line_breaks_in_a_text_are_no_fault(tmp_path):
     assert len(read_file(write(tmp_path / "b.csv", code))) == COUNT + 4
 
 
+def test_zeros_in_a_damaged_file_do_not_make_it_utf_16(tmp_path):
+    """In UTF-16 half of an ASCII text is zeros, and a Chinese one with its few zeros is no UTF-8."""
+    damaged = TABLE + "W\0hy?,a,b\n"
+    assert len(read_file(write(tmp_path / "a.csv", damaged))) == COUNT + 1
+    chinese = "prompt,chosen\n" + "为什么天空是蓝色的,因为瑞利散射\n" * 12
+    assert len(read_file(write(tmp_path / "b.csv", chinese.encode("utf-16-le")))) == 12
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("prompt ", "rows.rename(columns=str.strip)"),
+        ("prompt\xa0", "rows.rename(columns=str.strip)"),
+        ("\ufeffprompt", r"rows.rename(columns={'\ufeffprompt': 'prompt'})"),
+        ("prompt\u200b", r"rows.rename(columns={'prompt\u200b': 'prompt'})"),
+    ],
+)
+@pytest.mark.parametrize("answers", [("chosen", "rejected"), ("completion",)])
+def test_a_name_with_space_around_it_is_that_column(tmp_path, name, fix, answers):
+    """Without it, the pairs would be read as whole transcripts."""
+    row = {name: "Why?"} | {column: f" {column}." for column in answers}
+    path = write(tmp_path / "a.jsonl", json.dumps(row) + "\n")
+    fails(lambda: load_task(path), f"columns found: {name!r}, ", fix)
+    others = "".join(json.dumps(row | {" note": "c"}) + "\n" for row in ROWS)
+    assert load_task(write(tmp_path / "b.jsonl", others)).counts["read"] == COUNT
+
+
 # What is no data
 
 TO_JSON = 'orient="records", lines=True'
@@ -119,6 +147,7 @@ LOOKALIKES = [
     *((name, b"\n <!DOCTYPE HTML>\n<html>", "download the raw file") for name in ("a.csv", "a.jsonl.gz")),
     ("a.csv", b'<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>', "check the address"),
     ("a.json", b'{"error": "Not Found"}', "check the address"),
+    *(("a.jsonl", text, "check the address") for text in ("404: Not Found", "Entry not found\n", "403 Forbidden")),
     ("a.csv", b"PK\x03\x04\x14", "save the sheet as .csv"),
     ("a.jsonl", b"\x80\x04\x95\x00", "a pickle"),
     ("a.jsonl", b"\x28\xb5\x2f\xfd", "zstd -d"),

@@ -119,10 +119,9 @@ def _check_row(fields: list[str], header: list[str], row: int, line: int) -> Non
     """
     if len(fields) != len(header):
         raise csv.Error("its number of fields differs from the header's")
-    cells = [
-        cell.strip(" \ufeff") for cell in fields
-    ]  # a file that was joined may begin with a mark
-    if sorted(cells) == sorted(header):
+    # A file that was joined to another may begin with a mark, and write its names in other letters.
+    cells = [cell.strip(" \ufeff").casefold() for cell in fields]
+    if sorted(cells) == sorted(name.casefold() for name in header):
         raise InputError(
             f"row {row}: the header again, in line {line}, as in files that were joined: delete the line"
         )

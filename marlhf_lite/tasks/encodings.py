@@ -1,5 +1,6 @@
 """Decode text files, and name the encoding that a file probably has if it is not UTF-8."""
 
+import codecs
 import re
 
 from marlhf_lite.utils.errors import InputError
@@ -60,15 +61,27 @@ def _utf_16_by_zeros(sample: bytes) -> str:
     """Return utf-16-le or utf-16-be for the start of such a file without a mark; empty for any other.
 
     In UTF-16 one of the two bytes of an ASCII character is zero, always on the same side. Line breaks, quotes and
-    commas are ASCII in every language; no text in UTF-8 has a zero.
+    commas are ASCII in every language. A text in UTF-8 has no zero, unless it is damaged: then zeros are few.
     """
     zeros_at_even_bytes = sample[0::2].count(0)
     zeros_at_odd_bytes = sample[1::2].count(0)
+    has_few_zeros = 20 * (zeros_at_even_bytes + zeros_at_odd_bytes) < len(sample)
+    if has_few_zeros and _is_utf_8(sample):
+        return ""
     if zeros_at_odd_bytes and not zeros_at_even_bytes:
         return "utf-16-le"
     if zeros_at_even_bytes and not zeros_at_odd_bytes:
         return "utf-16-be"
     return ""
+
+
+def _is_utf_8(sample: bytes) -> bool:
+    """Return whether this start of a file is UTF-8; its last character may be cut."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(sample)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _likely_encoding(content: bytes) -> str:

@@ -53,6 +53,12 @@ LOOKALIKES = (
         "check the address if a server sent it as an error, or convert it to JSON lines",
         TEXTS,
     ),
+    Lookalike(
+        rb"(?i)([45]\d\d( |: )|((entry )?not found|access denied|forbidden|unauthorized)\W*$)",
+        "a server's message, not data",
+        "check the address, and whether it needs a token",
+        TEXTS,
+    ),
     # Other formats under this name.
     Lookalike(GZIP, "packed by gzip", "end the name with .gz, such as rows.jsonl.gz"),
     Lookalike(BZIP2, "packed by bzip2", "end the name with .bz2, such as rows.jsonl.bz2"),

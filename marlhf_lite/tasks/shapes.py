@@ -316,9 +316,15 @@ def shape_of(columns: Collection[str], user_columns: str = "") -> Form:
 
     If there is none, `PAIRS` is returned, so that its missing columns are reported. So it is if columns have names like
     those of two compared answers, although a shape without pairs would fit: it would ignore which answer is better.
+    So it is if a name is that of a shape but for spaces or invisible marks around it.
     Columns that the user has named are taken as they are.
     """
     named_by_user = {new for new, _ in _new_and_old_names(user_columns)}
+    known = {column for form in SHAPES for column in form.columns}
+    # "prompt " beside chosen and rejected: without it they would be read as whole transcripts.
+    almost_known = {_without_space_around(name) for name in columns} - set(columns)
+    if almost_known & known and not named_by_user:
+        return PAIRS
     shape = PAIRS
     for form in SHAPES:
         has_named_columns = named_by_user <= {*form.columns, *form.optional}
@@ -514,10 +520,13 @@ def _check_columns(rows: Iterable[dict], source: str, form: Form) -> None:
         is_compared = any(names_a_compared_answer(str(name)) for name in present)
         if is_compared and not re.search("(?i)chosen|reject", names):
             fix = "write the better answer of each row into chosen, and the other into rejected"
-    if any(_has_space_around(name) for name in present):
+    renamed = {name: _without_space_around(name) for name in present if _has_space_around(name)}
+    if renamed:
         fix = (
             "names have spaces around them: strip them in pandas by rows.rename(columns=str.strip)"
         )
+    if any(name.strip() != stripped for name, stripped in renamed.items()):
+        fix = f"names have invisible marks around them: in pandas rows.rename(columns={renamed})"
     raise InputError(f"{source}: columns found: {names}; expected: {expected}: {fix}")
 
 
@@ -533,7 +542,12 @@ def shown_names(columns: Iterable) -> str:
 
 
 def _has_space_around(name) -> bool:
-    return isinstance(name, str) and name != name.strip("\ufeff\u200b").strip()
+    return name != _without_space_around(name)
+
+
+def _without_space_around(name):
+    """Return a column's name without spaces, byte order marks and spaces of no width around it."""
+    return name.strip("\ufeff\u200b").strip() if isinstance(name, str) else name
 
 
 def _check_answers_are_without_prompt(rows: Sequence[Mapping], source: str) -> None:
