@@ -478,9 +478,8 @@ def _begin(plan: PlannedRun) -> RunContext:
         _lock_in_main_process(plan.lock, plan.path)
     folder = open_run(plan.path, asdict(options), resume=plan.reopens, manifest=plan.manifest)
     if PartialState().is_main_process:
-        if (
-            options.stages
-        ):  # the run's record also tells how adapters and the last layer were computed
+        if options.stages:
+            # The run's record also tells how adapters and the last layer were computed.
             versions = folder.config.get("versions", {}) | ways(plan.load_base(), options)
             folder.update_config({"versions": versions})
         write_json(folder.path / "data.json", _counts(plan.task))
@@ -560,6 +559,7 @@ def _notes_on_options(
     reward: FunctionReward | EnvironmentReward | None,
 ) -> Iterator[str]:
     """Yield notes on valid options that may differ from what the user meant."""
+    # An embedded model was trained on one data set. Of other models nothing is known, and no note is made.
     trained_on = EMBEDDED_MODELS.get(options.model, options.dataset)
     if trained_on != options.dataset:
         yield f"{options.model} was trained on {trained_on} only: on other data, scores mean little"

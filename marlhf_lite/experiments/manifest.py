@@ -69,10 +69,8 @@ def model_contents(
     """Return base model, tokenizer and chat template; a model on the hub counts by its commit."""
     name = options.model
     folder = model_folder(name)
-    is_in_cache_of_hub = (
-        folder.parent.name == "snapshots"
-    )  # there a folder is called after its commit
-    if is_in_cache_of_hub:
+    is_in_cache_of_hub = folder.parent.name == "snapshots"
+    if is_in_cache_of_hub:  # there a folder is called after its commit
         hash_of_weights = folder.name
         hash_of_tokenizer = folder.name
     else:

@@ -335,6 +335,8 @@ def _open_stage(
             _put_away_what_is_left(place, context.path / "stopped")
         else:
             (place / DONE).unlink(missing_ok=True)  # a stage that was done is to be longer
+    # The stage's own manifest: what the command reads, and the models that it starts from. A stage that is resumed
+    # compares it with what it had read before.
     contents = context.manifest["contents"] | input_contents(sft, rm)
     manifest = {**context.manifest, "contents": contents}
     if resumes:

@@ -188,8 +188,10 @@ def pass_report(path: Path, responses: pd.DataFrame, task: Task) -> str:
 
 
 def example_answers(rows: pd.DataFrame, count: int) -> str:
-    """Return the first answer of each method to the first `count` prompts, with the score of the reward, if there is
-    one."""
+    """Return the first answer of each method to the first `count` prompts, as text.
+
+    Each has the score of the reward beside it, if the rows have one besides the gold score.
+    """
     first_samples = name_temperatures(rows[rows["sample"] == 0])
     other_scores = [name for name in score_columns(rows) if name != "gold"]
     shown_score = other_scores[0] if other_scores else ""

@@ -146,7 +146,8 @@ class MacroActions:
 
     def spans(self) -> list[list[tuple[int, int]]]:
         """For each response the (start, end) token positions of its macro actions, end excluded."""
-        # The first token of each macro action is the smallest position among its tokens.
+        # The first token of each macro action is the smallest position among its tokens. Positions of padding go to a
+        # spare column (`_slot`), which is cut off.
         place = torch.arange(self.ids.shape[1], device=self.ids.device).expand_as(self.ids)
         first = place.new_zeros(len(self.ids), self.width + 1)
         first = first.scatter_reduce(1, self._slot, place, "amin", include_self=False)[:, :-1]

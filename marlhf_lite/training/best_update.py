@@ -25,7 +25,7 @@ class BestUpdate:
 
         Raises `InputError` if the test has no such number.
         """
-        if not self.number:
+        if not self.number:  # nobody asked for the best update
             return False
         if self.number not in scores:
             fix = f"choose from {', '.join(scores)}"

@@ -30,7 +30,8 @@ from marlhf_lite.utils.errors import ServerError, one_line
 from marlhf_lite.utils.user_code import line_of
 
 Result = TypeVar("Result")
-# What `step` returns for a dialogue, and its test: sums of rewards are in float32, texts are written as UTF-8.
+# What `step` returns for a dialogue, in this order: its name -> what it must be, in words and as a test. Sums of
+# rewards are in float32, and texts are written as UTF-8.
 MOST = torch.finfo(torch.float32).max
 PARTS = {
     "the observation": (
@@ -237,13 +238,13 @@ class Dialogues:
 
 
 def _wrong_part(parts: Sequence) -> str:
-    """Say what is wrong with the parts that `step` returned for a dialogue; return "" if nothing is."""
-    for part, (name, (kind, is_valid)) in zip(parts, PARTS.items(), strict=True):
+    """Say what is wrong with an observation, a reward and a truth value, `parts`; return "" if nothing is."""
+    for part, (name, (what_it_must_be, is_valid)) in zip(parts, PARTS.items(), strict=True):
         valid = False
         with suppress(Exception):  # a test may fail on what it does not expect, such as an array
             valid = is_valid(part)
         if not valid:
-            return f"{name} is {part!r:.40}: return {kind}"
+            return f"{name} is {part!r:.40}: return {what_it_must_be}"
     return ""
 
 

@@ -132,9 +132,10 @@ class TrainingLoop:
         states = random_states()
         try:
             return update(prompts)
-        except ServerError as error:
+        except ServerError as error:  # what may work again later
             message = f"update {self.state.updates_done + 1}: {error}"
             if self.save_checkpoint:
+                # The run will continue with this update, so with the random states that it began with.
                 set_random_states(states)
                 self.save_checkpoint()
                 message += "; --resume continues from here"
@@ -145,6 +146,7 @@ class TrainingLoop:
         return self._is_beyond_kl_ceiling(last_row) or self._is_out_of_patience()
 
     def _is_out_of_patience(self) -> bool:
+        """Whether so many tests found nothing better that the run ends (`--patience`); a line says so."""
         if not self.best.is_out_of_patience():
             return False
         reason = f"no better {self.best.number} in {self.state.tests_without_better} tests"
@@ -154,7 +156,11 @@ class TrainingLoop:
         return True
 
     def _is_beyond_kl_ceiling(self, row: dict[str, float]) -> bool:
-        ceiling = self.config.kl_ceiling
+        """Whether the policy is so far from the reference that the run ends (`--kl_ceiling`); a line says so.
+
+        An update with skipped steps is not counted: its numbers are not finite.
+        """
+        ceiling = self.config.kl_ceiling  # 0: none
         if not ceiling or row["skipped_steps"] or row["kl_k1"] <= ceiling:
             return False
         reason = f"KL {row['kl_k1']:.1f} is beyond --kl_ceiling {ceiling:g}"

@@ -243,7 +243,7 @@ def _parts_of_step(
     """
     parts = {}
     if "clip_fraction" in stats:
-        # A mean over the `count` terms of the micro-batch. The policy's has no prefix, as in other libraries.
+        # A mean over the `count` terms of the micro-batch. That of the policy has no prefix.
         name = "clip_fraction" if role == "policy" else f"{role}_clip_fraction"
         parts[name] = stats["clip_fraction"] * stats["count"] / terms
     for name, mean in stats.items():

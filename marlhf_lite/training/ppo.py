@@ -506,6 +506,8 @@ class PPOTrainer:
 
     def optimizer_step(self, losses: dict[str, Tensor]) -> dict[str, float]:
         """Clip gradients of policy and critic separately; step if losses and gradients are finite; return metrics."""
+        # Gradients in their true size: accelerate's scaler (mixed precision fp16) and this trainer (float16 weights)
+        # may have scaled the loss up.
         self.accelerator.unscale_gradients()
         if self.loss_scale != 1.0:
             for parameter in chain(*self.parameters.values()):

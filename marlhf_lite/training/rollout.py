@@ -169,7 +169,10 @@ class Rollout:
         return replace(self, **moved)
 
     def trim(self) -> "Rollout":
-        """The rollout without columns that are padding in every row; `widen` gives results their T back."""
+        """The rollout without columns that are padding in every row.
+
+        A result [B, T'] of it, such as log-probabilities, gets the T of this rollout back by `widen`.
+        """
         if not len(self):
             return self
         # The longest prompt and the longest response of these rows, by one wait for the device.
@@ -380,9 +383,7 @@ def generate_in_batches(
         try:
             return sampler(model, tokenizer, prompts[rows], sampling_of_rows)
         except RuntimeError as error:
-            if should_reduce_batch_size(
-                error
-            ):  # memory has ended, and `in_batches` tries fewer rows
+            if should_reduce_batch_size(error):  # memory has ended: `in_batches` tries fewer
                 set_random_states(states)
             raise
 
