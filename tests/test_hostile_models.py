@@ -89,6 +89,7 @@ COMMANDS = {
     "full": "sft --finetune full --dataset {data} --output_dir {out} --sft_epochs 0.1",
     "memory": "memory",
     "export": "export --policy {sft} --output_dir {out}",
+    "export full": "export --finetune full --policy {sft} --output_dir {out}",
 }
 
 
@@ -105,6 +106,18 @@ def test_a_model_that_needs_its_own_code_gets_one_line(
     assert shown.err.count("\n") == 1 and str(folder) in shown.err and "code" in shown.err, (
         shown.err
     )
+    assert not mark.exists() and "[y/N]" not in shown.out
+
+
+def test_a_reward_model_that_needs_its_own_code_gets_one_line(
+    hostile, tiny, sft, pairs, tmp_path, monkeypatch, capsys
+):
+    folder, mark = hostile("model")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 99))
+    words = f"ppo --dataset {pairs} --model {tiny.model} --sft {sft} --critic_init sft --updates 1"
+    assert main([*words.split(), "--rm", str(folder), "--output_dir", str(tmp_path / "out")]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.count("\n") == 1 and str(folder) in shown.err, shown.err
     assert not mark.exists() and "[y/N]" not in shown.out
 
 
