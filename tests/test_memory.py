@@ -39,6 +39,7 @@ from marlhf_lite.extras.memory.estimate import (
     _bytes,
     activation_bytes,
     adapter_bytes,
+    computes_adapters_by_peft,
     empty_base,
     estimate_memory,
     generation_bytes,
@@ -52,8 +53,9 @@ from marlhf_lite.models.actor_critic import (
     unwrap_peft,
 )
 from marlhf_lite.models.architectures import ARCHITECTURES
-from marlhf_lite.models.fast import last_layer, lora
+from marlhf_lite.models.fast import last_layer, switch
 from marlhf_lite.models.fast.lora import use_merged_forward
+from marlhf_lite.models.fast.switch import levers_of_choice
 from marlhf_lite.models.loading import lora_config, share, with_head
 from marlhf_lite.models.logprobs import MAX_LOGITS
 from marlhf_lite.training.reward_model import train_reward_model
@@ -109,12 +111,11 @@ def build_actors(base, given):
         policy, critic = copy.deepcopy(base), with_head(base, 0)
     else:
         base.requires_grad_(False)
-        policy = use_merged_forward(
-            get_peft_model(share(base), lora_config(given, TaskType.CAUSAL_LM))
-        )
-        critic = use_merged_forward(
-            get_peft_model(with_head(share(base), 0), lora_config(given, TaskType.SEQ_CLS))
-        )
+        policy = get_peft_model(share(base), lora_config(given, TaskType.CAUSAL_LM))
+        critic = get_peft_model(with_head(share(base), 0), lora_config(given, TaskType.SEQ_CLS))
+        if "lora" in levers_of_choice(given.fast, "cuda"):  # as `models.loading` does
+            use_merged_forward(policy)
+            use_merged_forward(critic)
     if given.finetune == "full":
         policy.requires_grad_(True), critic.requires_grad_(True)
     if given.gradient_checkpointing:
@@ -210,6 +211,7 @@ CASES = [
     ("gemma", {"finetune": "full"}),
     ("gemma", {"finetune": "full", "dtype": "bfloat16", "gradient_checkpointing": True}),
     ("one key head", {"dtype": "bfloat16"}),
+    ("one key head", {"dtype": "bfloat16", "fast": "lora"}),
 ]
 
 
@@ -231,14 +233,13 @@ class Attention(torch.autograd.Function):
         return torch.empty_like(query)
 
 
-@pytest.mark.parametrize("finetune", ["lora", "by peft", "full"])
-def test_what_a_pass_keeps_is_what_real_modules_keep(folders, finetune, monkeypatch):
-    """Without checkpointing, in 16 bits; over 4 bits PEFT computes the adapters."""
-    # What is counted is the arithmetic of `--fast lora`, which a GPU does not take by itself yet.
-    if finetune == "by peft":
-        monkeypatch.setitem(lora.WAYS, torch.bfloat16, None)
-    ways = {"finetune": "full" if finetune == "full" else "lora", "dtype": "bfloat16"}
-    given = options(folders["one key head"], ways)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("finetune", "fast"), [("lora", "lora,last_layer"), ("lora", "off"), ("full", "off")]
+)
+def test_what_a_pass_keeps_is_what_real_modules_keep(folders, finetune, fast, dtype, monkeypatch):
+    """Without checkpointing, by PEFT and in fewer products; in 16 bits PEFT copies what it reads to float32."""
+    given = options(folders["one key head"], {"finetune": finetune, "fast": fast, "dtype": dtype})
     backbone = unwrap_peft(build_actors(empty_base(given), given).policy.model).model
     attention = "scaled_dot_product_attention"
     monkeypatch.setattr(nn.functional, attention, lambda q, k, v, **_: Attention.apply(q, k, v))
@@ -255,10 +256,24 @@ def test_what_a_pass_keeps_is_what_real_modules_keep(folders, finetune, monkeypa
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         backbone(input_ids=tokens, attention_mask=mask, position_ids=tokens, use_cache=False)
     found = sum(storage.nbytes() for key, storage in kept.items() if key not in weights)
-    expected, again = activation_bytes(
-        empty_base(given), replace(given, load_in_4bit=finetune == "by peft"), ROWS * LENGTH
-    )
+    by_peft = computes_adapters_by_peft(given)
+    expected, again = activation_bytes(empty_base(given), given, ROWS * LENGTH, by_peft)
     assert again == 0 and 0.95 < expected / found < 1.05
+
+
+def test_adapters_are_counted_as_a_gpu_computes_them(folder, monkeypatch):
+    """By PEFT, in training and while sampling, unless --fast or a card's record takes `lora`; 4 bits always by PEFT."""
+    half = options(folder, {"dtype": "bfloat16"})
+    by_peft, faster = (estimate_memory(replace(half, fast=fast)) for fast in ("off", "lora"))
+    assert faster.training < by_peft.training and faster.generation < by_peft.generation
+    assert estimate_memory(half) == by_peft
+    monkeypatch.setitem(switch.RECORDS_OF_A_GPU, "lora", "a_card.json")
+    assert estimate_memory(half) == faster
+    four_bits = replace(half, load_in_4bit=True)
+    assert estimate_memory(replace(four_bits, fast="lora")) == estimate_memory(
+        replace(four_bits, fast="off")
+    )
+    assert not computes_adapters_by_peft(replace(half, finetune="full", fast="off"))
 
 
 def test_auto_recomputes_unless_the_card_has_room(folder):
@@ -398,6 +413,7 @@ def test_the_estimate_is_near_what_a_card_held():
                 "gradient_checkpointing": True,
                 "finetune": run["way"],
                 "gpu": gpu,
+                "fast": "lora",  # no pass of that version kept copies in float32
             },
             load_in_4bit="load_in_4bit" in run,
             batch_size=asked["batch"],
@@ -485,9 +501,9 @@ def test_a_card_s_share_by_hand(folder):
     outside = embedding + 2 * d  # last norm
     assert (
         share.generation
-        == generation_bytes(half, 8, PROMPT + LENGTH, adapters=False) + 2 * layer + outside
+        == generation_bytes(half, 8, PROMPT + LENGTH, adapters_by_peft=False) + 2 * layer + outside
     )
-    kept, _ = activation_bytes(half, many, ROWS * (PROMPT + LENGTH))
+    kept, _ = activation_bytes(half, many, ROWS * (PROMPT + LENGTH), adapters_by_peft=False)
     logits = 4 * 4 * min(ROWS * LENGTH * NUMBERS["vocab_size"], MAX_LOGITS)
     passes = max(2 * kept + logits, kept + (4 + 2) * NUMBERS["vocab_size"] * d)
     assert share.training == 4 * trained / cards + passes + 4 * layer + 3 * outside

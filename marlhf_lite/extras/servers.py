@@ -23,12 +23,17 @@ BAD_ANSWER = (AttributeError, LookupError, TypeError, ValueError, ArithmeticErro
 
 
 def connect(url: str, key: str, key_name: str, **settings) -> "openai.OpenAI":
-    """Return a client of the server at `url`. Raises `InputError` with `key_name` for a key that cannot be sent."""
+    """Return a client of the server at `url`; `key` may be empty, and `settings` are those of the client.
+
+    Every answer passes `_take`, which limits its size and time and masks the key. Raises `InputError` with `key_name`
+    for a key that cannot be sent.
+    """
     import openai
 
     if not (key.isascii() and key.isprintable()):
         raise InputError(f"{key_name}: not a key: export the server's key")
     hooks = {"response": [lambda response: _take(response, key)]}
+    # Answers must not be compressed, because a small one could become more than memory holds.
     http = openai.DefaultHttpxClient(event_hooks=hooks, headers={"Accept-Encoding": "identity"})
     return openai.OpenAI(base_url=url, api_key=key or "none", http_client=http, **settings)
 
@@ -40,9 +45,13 @@ def within(seconds: float, ask: Callable, *args) -> Any:
 
 
 def _take(response, key: str) -> None:
-    """Read an answer and mask the key; a refused answer becomes a server error that is not retried."""
+    """Read an answer and mask the key; a refused answer becomes a server error that is not retried.
+
+    The client calls it before it reads `response`, which is changed in place.
+    """
     body, fault = _read(response)
-    try:  # give each text its one plain form: JSON can escape any letter of the key
+    # JSON can escape any letter of the key, so that it would not be found. Written again, each text has one form.
+    try:
         body = json.dumps(json.loads(body)).encode()
     except RecursionError:
         fault = "it is nested too deeply"
@@ -53,13 +62,15 @@ def _take(response, key: str) -> None:
         response.headers.update({"Content-Type": "application/json", "x-should-retry": "false"})
         body = json.dumps({"error": {"message": f"its answer is refused: {fault}"}}).encode()
     if key:
-        body = body.replace(json.dumps(key)[1:-1].encode(), b"[key]")
+        key_in_json = json.dumps(key)[1:-1]  # without its quotation marks
+        body = body.replace(key_in_json.encode(), b"[key]")
     response.stream = type(response)(200, content=body).stream
 
 
 def _read(response) -> tuple[bytes, str]:
-    """Return the body of an answer, and the reason to refuse it, or ""."""
-    body, end = bytearray(), time.monotonic() + ANSWER_SECONDS
+    """Return the body of an answer, and the reason to refuse it, or "". A refused answer has an empty body."""
+    body = bytearray()
+    end = time.monotonic() + ANSWER_SECONDS
     try:
         if response.headers.pop("Content-Encoding", "identity") != "identity":
             return b"", "it is compressed, against the request"

@@ -78,36 +78,43 @@ class Servers:
         The seed of a response comes from its name in `sampling.seed_names` [B]. If processes share the weights, all of
         them must call this. Raises `ServerError` if a server does not answer or lacks the policy.
         """
-        ends, ids = end_of_text(model, tokenizer), encode_prompts(tokenizer, prompts)
+        ends = end_of_text(model, tokenizer)  # tokens that end a response
+        ids = encode_prompts(tokenizer, prompts)
         settings = request_settings(sampling, ends)
         settings["vocabulary"] = model.config.get_text_config().vocab_size
 
         def ask_row(row: int) -> tuple[list[int], list[float]]:
-            # answers to one prompt from one server
+            # Each server gets a run of rows, so that repetitions of a prompt find it in one server's cache.
             client = self.clients[row * len(self.clients) // len(ids)]
             seed = random.Random(sampling.seed_names[row]).getrandbits(63)
             return ask(client, model=served, prompt=ids[row], seed=seed, **settings)
 
         lend = self.adapter_on_servers if isinstance(model, PeftModel) else self.weights_on_servers
+        # `served` is the name under which the servers have the policy inside this block.
         with random_state_kept(), lend(model) as served:
             answers = self.all_of(ask_row, len(ids))
         rollout = from_tokens(tokenizer, prompts, [tokens for tokens, _ in answers], ends)
+        # The mask takes the log-probabilities of all rows, one row after the other, to the places of response tokens.
         logprobs = torch.zeros(rollout.mask.shape)
         values = []
-        for _, of_row in answers:
-            values += of_row
+        for _, logprobs_of_row in answers:
+            values += logprobs_of_row
         logprobs[rollout.mask] = torch.tensor(values)
         return replace(rollout, sampled_logprobs=logprobs).to(next(model.parameters()).device)
 
     def all_of(self, ask_row: Callable, count: int) -> list[tuple[list[int], list[float]]]:
-        """Return `count` answers in order, however long they take, as long as all servers are healthy."""
+        """Return `ask_row(0)` to `ask_row(count - 1)`, however long they take, as long as all servers are healthy.
+
+        Raises `ServerError` if one is not.
+        """
         arrived = []
-        with ThreadPool(min(AT_ONCE, count)) as pool:  # leaves requests to a dead server
+        # At its end this kind of pool drops requests that still run. Others would wait for a dead server.
+        with ThreadPool(min(AT_ONCE, count)) as pool:
             answers = pool.imap(ask_row, range(count))
             while len(arrived) < count:
                 try:
                     arrived.append(answers.next(PATIENCE))
-                except NoAnswerYet:
+                except NoAnswerYet:  # long responses, or a server that is gone: ask which
                     for client in self.clients:
                         check_health(client)
         return arrived
@@ -123,16 +130,19 @@ class Servers:
         """
         trains_all_weights = not isinstance(policy.model, PeftModel)
         for client in self.clients:
-            alone = copy.copy(self)
-            alone.clients = [client]
+            with_one_server = copy.copy(self)
+            with_one_server.clients = [client]
             with changed_embedding(policy.model) if trains_all_weights else nullcontext():
-                rollout = alone(policy.model, tokenizer, prompts, sampling)
+                rollout = with_one_server(policy.model, tokenizer, prompts, sampling)
                 try:
-                    check_sampled(rollout, policy)
+                    check_sampled(rollout, policy)  # log-probabilities as the policy computes them
                 except ServerError as error:
-                    more = ", or the server keeps old weights" if trains_all_weights else ""
-                    raise ServerError(f"{client.base_url}: {error}{more}") from None
-            self.writes_head = alone.writes_head
+                    message = f"{client.base_url}: {error}"
+                    if trains_all_weights:
+                        message += ", or the server keeps old weights"
+                    raise ServerError(message) from None
+            # What this server has refused is not sent to the others either.
+            self.writes_head = with_one_server.writes_head
 
     @contextmanager
     def adapter_on_servers(self, model: PeftModel) -> Iterator[str]:
@@ -157,6 +167,7 @@ class Servers:
         place = self.folder / f"policy-{uuid4().hex[:8]}"
         try:
             if is_sharded(model):  # all processes gather the weights, and the main one sends them
+                # An error of the main process ends all, instead of leaving the others waiting.
                 raise_on_all_ranks(self.send_weights, model, place)
             else:
                 self.send_weights(model, place)
@@ -178,7 +189,7 @@ class Servers:
             refuses_head = self.writes_head and is_tied and "lm_head" in str(error)
             if not refuses_head:
                 raise
-            # vLLM's Gemma 2 has no head but the embedding.
+            # Some of vLLM's models (Gemma 2) have no head but the embedding. Write the folder again without one.
             self.writes_head = False
             self.send_weights(model, place)
 
@@ -196,10 +207,12 @@ def save_with_head(
     head = f"{names[model.get_output_embeddings()]}.weight"
     written = {name: tensor.contiguous() for name, tensor in weights.items()}
     if writes_head or not model.config.get_text_config().tie_word_embeddings:
+        # The state of a tied model may have the weight under one name. A copy, because a file holds no weight twice.
         written[head] = written.get(head, written[embedding]).clone()
     else:
         written.pop(head, None)
 
+    # The config says what the file has, and the architecture without the prefix that FSDP gives to classes.
     config = copy.deepcopy(model.config)
     config.tie_word_embeddings = head not in written
     config.get_text_config().tie_word_embeddings = head not in written
@@ -222,7 +235,7 @@ def changed_embedding(model: PreTrainedModel) -> Iterator[None]:
     """
     weight = model.get_input_embeddings().weight
     before = weight.detach().clone()
-    noise = torch.Generator().manual_seed(uuid4().int >> 65)
+    noise = torch.Generator().manual_seed(uuid4().int >> 65)  # the largest seed has 63 bits
     factors = 1 + 0.5 * torch.randn(weight.shape[1], generator=noise)
     try:
         weight.data *= factors.to(weight)
@@ -233,9 +246,10 @@ def changed_embedding(model: PreTrainedModel) -> Iterator[None]:
 
 def addresses() -> list[str]:
     """Return the servers' addresses in VLLM_URL, without a slash at the end."""
-    urls = [
-        url.strip().rstrip("/") for url in os.environ.get("VLLM_URL", "").split(",") if url.strip()
-    ]
+    urls = []
+    for url in os.environ.get("VLLM_URL", "").split(","):
+        if url.strip():
+            urls.append(url.strip().rstrip("/"))
     fix = "export addresses such as http://localhost:8000, without /v1"
     if not urls:
         raise InputError(f"VLLM_URL: not set: {fix}")
@@ -287,7 +301,7 @@ def request_settings(sampling: Sampling, ends: Sequence[int]) -> dict:
 
 def check_health(client: openai.OpenAI) -> None:
     """Raise `ServerError` if a server is not healthy: it may have taken requests that it will never answer."""
-    with asking(client):
+    with asking(client):  # makes errors of the client a `ServerError`
         try:
             root = str(client.base_url).removesuffix("/v1/")
             client.with_options(timeout=PATIENCE).get(f"{root}/health", cast_to=str)
@@ -298,11 +312,13 @@ def check_health(client: openai.OpenAI) -> None:
 
 def load_adapter(client: openai.OpenAI, place: Path) -> None:
     """Let a server load an adapter. Raises `ServerError` if the server does not have the adapter afterwards."""
-    reason, body = "it did not say why", {"lora_name": place.name, "lora_path": str(place)}
+    reason = "it did not say why"
+    body = {"lora_name": place.name, "lora_path": str(place)}
     with asking(client):
         try:
             client.post("/load_lora_adapter", body=body, cast_to=str)
-        # also if a first try succeeded and its answer was lost
+        # A second try is refused if a first one succeeded and its answer was lost. So what counts is not the refusal,
+        # but whether the server has the adapter.
         except openai.APIStatusError as error:
             reason = one_line(error)
     if place.name not in names_of_models(client):
@@ -313,7 +329,10 @@ def load_adapter(client: openai.OpenAI, place: Path) -> None:
 
 
 def reload_weights(client: openai.OpenAI, place: Path) -> None:
-    """Let a server take its weights from a folder. Raises `ServerError` if it says that it did not."""
+    """Let a server take its weights from a folder, and forget what it has cached.
+
+    Raises `ServerError` if the server says that it did not. It cannot be asked which weights it has: see `try_out`.
+    """
     root = str(client.base_url).removesuffix("/v1/")
     patient = client.with_options(timeout=RELOAD_SECONDS + PATIENCE, max_retries=1)
     body = {
@@ -346,12 +365,21 @@ def names_of_models(client: openai.OpenAI) -> list[str]:
 
 
 def ask(client: openai.OpenAI, vocabulary: int, **request) -> tuple[list[int], list[float]]:
-    """Return a response's token ids, all below `vocabulary`, with its end token, and their log-probabilities."""
-    answer, tokens, logprobs = None, [], []
+    """Return a response's token ids, all below `vocabulary`, with its end token, and their log-probabilities.
+
+    `request` has the arguments of a completion. Raises `ServerError` for an answer of another form, which a server that
+    is not vLLM gives.
+    """
+    answer = None
+    tokens = []
+    logprobs = []
+    # How reading an answer of another form fails is suppressed: what was not read is found missing below.
     with asking(client), suppress(*BAD_ANSWER):
         answer = client.completions.create(**request)
-        tokens, logprobs = answer.choices[0].token_ids, answer.choices[0].logprobs.token_logprobs
-    ends, limit = request["extra_body"]["stop_token_ids"], request["max_tokens"]
+        tokens = answer.choices[0].token_ids
+        logprobs = answer.choices[0].logprobs.token_logprobs
+    ends = request["extra_body"]["stop_token_ids"]
+    limit = request["max_tokens"]
     is_whole = (
         isinstance(tokens, list)
         and isinstance(logprobs, list)

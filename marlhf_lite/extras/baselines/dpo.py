@@ -45,17 +45,27 @@ def dpo_trainer(
     """
     encoded = {}
     for side in ("chosen", "rejected"):
-        ids = encode_answers(tokenizer, rows["prompt"], rows[side], options.max_response_length)
-        encoded["prompt_ids"], encoded[f"{side}_ids"] = ids
-    arguments = stage_arguments(output / "checkpoints", options.seed, options, options, "dpo")
-    check_head(model)
+        prompt_ids, answer_ids = encode_answers(
+            tokenizer, rows["prompt"], rows[side], options.max_response_length
+        )
+        encoded["prompt_ids"] = prompt_ids  # the same for both sides
+        encoded[f"{side}_ids"] = answer_ids
+    arguments = stage_arguments(
+        output / "checkpoints",
+        options.seed,
+        config=options,
+        trainer_config=options,
+        stage="dpo",
+    )
+    check_head(model)  # raises if the head has an adapter, which TRL would not train
     trainer = PairsTrainer(
         model=model,
+        # `max_length`: responses are cut already, and prompts stay whole.
         args=DPOConfig(beta=options.dpo_beta, max_length=None, **arguments),
         train_dataset=datasets.Dataset.from_dict(encoded),
         processing_class=tokenizer,
     )
-    complete_reference(trainer.model)
+    complete_reference(trainer.model)  # what TRL leaves out of its copy of the adapter
     return trainer
 
 

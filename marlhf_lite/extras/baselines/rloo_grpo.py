@@ -83,28 +83,36 @@ class SampledReward:
         row: Sequence[str] = (),
         **unused,
     ) -> list[float]:
-        """Return shaped scores, one per response; the arguments are TRL's, `row` is that of `Prompt`."""
-        prompts = [*map(Prompt, prompts, row)] if row else prompts
+        """Return shaped scores, one per response, and log what PPO logs of a rollout.
+
+        The arguments are TRL's. `row` is the column of the data with each prompt's own row, as a text; it is empty if
+        no reward asks for other columns.
+        """
+        if row:
+            prompts = [
+                Prompt(text, of_prompt) for text, of_prompt in zip(prompts, row, strict=True)
+            ]
         # TRL gives ids without padding; they make the same rollout as in PPO.
         ends = end_of_text(self.model, self.tokenizer)
         rollout = from_tokens(self.tokenizer, prompts, completion_ids, ends).to(
             PartialState().device
         )
         rollout = replace(rollout, scores=score_responses(self.reward, rollout))
-        # of all processes, for the deviation
+        # Those of all processes, because a mean of their deviations is not the deviation of all.
         scores = torch.tensor(gather_object(rollout.scores.tolist()))
-        row = {
+        metrics = {
             "score_mean": scores.mean().item(),
             "score_std": scores.std(correction=0).item(),
             "eos_rate": rollout.ended.float().mean().item(),
         }
         if self.gold is not None:
-            row["gold_mean"] = (
-                checked_scores(FunctionReward(self.gold, "gold"), rollout).mean().item()
-            )
-        for name, value in (row | getattr(self.reward, "metrics", dict)()).items():
+            gold_scores = checked_scores(FunctionReward(self.gold, "gold"), rollout)
+            metrics["gold_mean"] = gold_scores.mean().item()
+        if hasattr(self.reward, "metrics"):  # unit tests count how programs ended
+            metrics |= self.reward.metrics()
+        for name, value in metrics.items():
             log_metric(name, value)  # TRL averages it over processes
-        if self.logger is not None:
+        if self.logger is not None:  # the answers to one prompt, each as one action
             group = rollout.select(slice(0, self.config.num_generations))
             self.logger.log_samples(trainer_state.global_step + 1, group, Whole()(group.mask))
         return scores_for_training(rollout, self.config).tolist()
@@ -120,7 +128,7 @@ class _OurPrompts:
 class _TokenMeans:
     """Make metrics means over all tokens of a step; TRL takes the mean over passes of each pass's mean."""
 
-    of_tokens = ("entropy",)
+    of_tokens = ("entropy",)  # TRL's names of metrics that are means over tokens
 
     def compute_loss(self, model, inputs, *args, **kwargs):
         loss = super().compute_loss(model, inputs, *args, **kwargs)
@@ -129,13 +137,15 @@ class _TokenMeans:
         return loss
 
     def log(self, logs: dict[str, float], *args, **kwargs) -> None:
-        metrics = self._metrics["train"]
-        tokens = metrics.pop("tokens of a pass", [])
+        """Log a step as TRL does, after its means of each pass are replaced by one mean over all tokens."""
+        metrics = self._metrics["train"]  # TRL's: name -> a value of each pass, whose mean it logs
+        tokens_of_passes = metrics.pop("tokens of a pass", [])  # of `compute_loss`; none at an end
         for name in self.of_tokens:
-            if tokens and metrics.get(name):
-                metrics[name] = [
-                    sum(x * n for x, n in zip(metrics[name], tokens, strict=True)) / sum(tokens)
-                ]
+            if tokens_of_passes and metrics.get(name):
+                total = 0.0
+                for mean, tokens in zip(metrics[name], tokens_of_passes, strict=True):
+                    total += mean * tokens
+                metrics[name] = [total / sum(tokens_of_passes)]
         super().log(logs, *args, **kwargs)
 
 
@@ -160,45 +170,55 @@ def group_trainer(
     An update has `batch_size` responses, as in PPO, to batch_size / num_generations prompts, and is one optimizer step.
     Optimizer and learning-rate schedule are PPO's. Checkpoints go to `output`/checkpoints.
     """
-    processes = PartialState().num_processes
-    check_head(model)
+    check_head(model)  # raises if the head has an adapter, which TRL would not train
     if not len(prompts):
         raise InputError(
             "prompts: there are none to answer: give more data, or a larger --max_prompt_length"
         )
-    groups, share = config.batch_size // config.num_generations, config.batch_size // processes
-    micro = rows_a_pass(config.micro_batch_size, share)  # TRL wants a divisor
-    passes = config.prompt_epochs
-    updates = updates_of_passes(passes, len(prompts), groups) if passes else config.updates
+    # 1. Sizes. A group is the responses to one prompt.
+    groups = config.batch_size // config.num_generations
+    rows_of_process = config.batch_size // PartialState().num_processes
+    rows_at_a_time = rows_a_pass(config.micro_batch_size, rows_of_process)  # TRL wants a divisor
+    updates = config.updates
+    if config.prompt_epochs:  # passes over the prompts, which win over --updates
+        updates = updates_of_passes(config.prompt_epochs, len(prompts), groups)
+
+    # 2. Optimizer and schedule, as PPO has them.
     optimizer = make_optimizer(
         {"policy": trainable(model)}, {"policy": config.policy_learning_rate}, config
     )
     share_of_rate = functools.partial(learning_rate_share, config, total=updates)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_rate)
+
+    # 3. What differs between the methods.
     if isinstance(config, RLOOStageConfig):
-        trainer_class, config_class, method_arguments = (
-            _RLOO,
-            RLOOConfig,
-            {"normalize_advantages": config.whiten},
-        )
+        trainer_class = _RLOO
+        config_class = RLOOConfig
+        method_arguments = {"normalize_advantages": config.whiten}
     else:
-        trainer_class, config_class = _GRPO, GRPOConfig
+        trainer_class = _GRPO
+        config_class = GRPOConfig
         # The KL's gradient is that of the reverse KL, as in PPO, and not that of the first GRPO.
         method_arguments = {
             "loss_type": "grpo",
             "scale_rewards": "group",
             "use_bias_correction_kl": True,
         }
+
+    # 4. The prompts of all updates, in PPO's order.
+    drawn = list(islice(prompt_stream(prompts, config.seed), updates * groups))
+    columns = {"prompt": drawn}
+    if isinstance(drawn[0], Prompt):  # a reward asks for other columns of the prompt's row
+        columns[ROW] = [prompt.row for prompt in drawn]
+
     sampling = sampling_of(config, config.max_response_length)
-    drawn = list(islice(prompt_stream(prompts, config.seed), updates * groups))  # in PPO's order
-    rows = {ROW: [prompt.row for prompt in drawn]} if isinstance(drawn[0], Prompt) else {}
     trainer = trainer_class(
         model=model,
         reward_funcs=reward,
         args=config_class(
             max_steps=updates,
-            per_device_train_batch_size=micro,
-            gradient_accumulation_steps=share // micro,
+            per_device_train_batch_size=rows_at_a_time,
+            gradient_accumulation_steps=rows_of_process // rows_at_a_time,
             num_generations=config.num_generations,
             beta=config.kl_coef,
             epsilon=config.cliprange,
@@ -210,12 +230,13 @@ def group_trainer(
             shuffle_dataset=False,  # the order of prompts is PPO's
             **method_arguments | trainer_arguments(output / "checkpoints", config.seed, config),
         ),
-        train_dataset=datasets.Dataset.from_dict({"prompt": drawn} | rows),
+        train_dataset=datasets.Dataset.from_dict(columns),
         processing_class=tokenizer,
     )
     # Set here because transformers refuses the argument `optimizers` under FSDP.
-    trainer.optimizer, trainer.lr_scheduler = optimizer, schedule
-    complete_reference(trainer.model)
+    trainer.optimizer = optimizer
+    trainer.lr_scheduler = schedule
+    complete_reference(trainer.model)  # what TRL leaves out of its copy of the adapter
     return trainer
 
 

@@ -58,12 +58,12 @@ class ScoreJudge(Judge):
 
     def __call__(self, prompt: str, a: str, b: str) -> Judgment:
         """Raises `InputError` for a wrong number of scores, or for a score that is not finite."""
-        x, y = finite(
-            f"scores of judge {self.name}", self.scorer([prompt] * 2, [a, b]), count=2
-        ).tolist()
-        return Judgment(
-            "tie" if x == y else "A" if x > y else "B", {"A": {"score": x}, "B": {"score": y}}
-        )
+        scores = self.scorer([prompt, prompt], [a, b])
+        score_a, score_b = finite(f"scores of judge {self.name}", scores, count=2).tolist()
+        winner = "tie"
+        if score_a != score_b:
+            winner = "A" if score_a > score_b else "B"
+        return Judgment(winner, {"A": {"score": score_a}, "B": {"score": score_b}})
 
 
 ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-f:]+\])(:[1-6]?\d{1,4})?(/[\w./~%-]*)?", re.ASCII)
@@ -97,28 +97,33 @@ class EndpointJudge(Judge):
         self.client = connect(
             options.judge_url, key, "OPENAI_API_KEY", max_retries=retries, timeout=60.0
         )
-        self.options, self._criteria = options, criteria
-        self.name, self.criteria, self.workers = (
-            options.judge_model,
-            criteria.name,
-            options.workers or 4,
-        )
-        limit = options.judge_max_tokens
-        self.request = {"model": self.name} | (
-            {"temperature": 0.0, "max_tokens": limit} if limit else {}
-        )
+        self.options = options
+        self._criteria = criteria
+        self.name = options.judge_model
+        self.criteria = criteria.name
+        self.workers = options.workers or 4  # 0 means: as many as are usual
+        self.request: dict = {"model": self.name}
+        # With --judge_max_tokens 0 the request is plain: some models refuse a temperature or a limit.
+        if options.judge_max_tokens:
+            self.request |= {"temperature": 0.0, "max_tokens": options.judge_max_tokens}
+        # Whatever may change a verdict. Judgments are asked for again if it differs from that of the stored ones.
         self.identity = json.dumps([options.judge_url, self.request, self._messages("p", "a", "b")])
 
     def __call__(self, prompt: str, a: str, b: str) -> Judgment:
-        """Raises `InputError` if the key is refused or nothing answers."""
-        ask, messages = self.client.chat.completions.create, self._messages(prompt, a, b)
+        """Return the endpoint's judgment on answers `a` and `b`; it is skipped if this one request failed.
+
+        Raises `InputError` if all requests would fail: the key is refused, or nothing answers.
+        """
+        ask = self.client.chat.completions.create
+        messages = self._messages(prompt, a, b)
         try:
             answer = within(PATIENCE, lambda: ask(messages=messages, **self.request))
-            if error := getattr(answer, "error", None):  # gateways send it with status 200
-                return Judgment("skipped", raw=" ".join(str(error).split())[:200])
+            error_of_gateway = getattr(answer, "error", None)  # some send it with status 200
+            if error_of_gateway:
+                return Judgment("skipped", raw=" ".join(str(error_of_gateway).split())[:200])
             return parse_judgment(answer.choices[0].message.content or "", self._criteria)
         except openai.APIStatusError as error:
-            # without the text, which may quote the key
+            # Key, credit, rights or address are wrong. Without the text, which may quote the key.
             if error.status_code in (401, 402, 403, 404):
                 fix = "check OPENAI_API_KEY, --judge_model and --judge_url"
                 raise self._end(f"HTTP {error.status_code}: {fix}") from None
@@ -141,10 +146,11 @@ class EndpointJudge(Judge):
         for comparison in comparisons:
             for message in self._messages(*comparison.texts):
                 sent += len(message["content"].encode()) // BYTES_PER_TOKEN
-        count, limit = len(comparisons), self.options.judge_max_tokens
-        back = (
-            f"and at most {count * limit} of verdicts" if limit else "and verdicts without a limit"
-        )
+        count = len(comparisons)
+        limit = self.options.judge_max_tokens
+        back = "and verdicts without a limit"
+        if limit:
+            back = f"and at most {count * limit} of verdicts"
         print(f"{self.name}: {count} requests, about {sent} tokens {back} (fewer: --size)")
 
     def _messages(self, prompt: str, a: str, b: str) -> list[dict]:
@@ -171,9 +177,9 @@ def run_judge(options: JudgeCommand) -> tuple[list[dict], dict]:
             f"--judge_methods {options.judge_methods!r}: give two names, such as MA-PPO,PPO"
         )
     pairs = make_pairs(first_answers(options.judge_answers), *names)
-    drawn = random.Random(options.seed).sample(
-        range(len(pairs)), min(options.size or len(pairs), len(pairs))
-    )
+    # Draw --size of them (0: all), in the order of the answers.
+    size = min(options.size or len(pairs), len(pairs))
+    drawn = random.Random(options.seed).sample(range(len(pairs)), size)
     pairs = [pairs[i] for i in sorted(drawn)]
     folder = Path(options.output_dir or "runs/judging").expanduser()
     check_writable("--output_dir", folder)
@@ -182,13 +188,14 @@ def run_judge(options: JudgeCommand) -> tuple[list[dict], dict]:
         lock.take(folder)  # two processes would pay for the same pairs
         judgments = judge_pairs(judge, pairs, folder, seed=options.seed)
     counts = summary(judgments) | {"criteria": judge.criteria, "seed": options.seed}
-    if counts["judged"]:
+    if counts["judged"]:  # without a verdict there is no rate
         counts["win_rate"] = win_rate([row["winner"] for row in combine(judgments)]).rate._asdict()
-    write_json(
-        folder / f"{file_name('-'.join([judge.name, names[0], 'against', names[1]]))}.json", counts
-    )
+    name = file_name(f"{judge.name}-{names[0]}-against-{names[1]}")
+    write_json(folder / f"{name}.json", counts)
     print(f"{report(counts, judgments)}\njudgments: {folder}")
-    if (missing := len(pairs) - counts["judged"]) > len(pairs) / 2:
+    # After the counts are written and shown, because somebody has paid for them.
+    missing = len(pairs) - counts["judged"]
+    if missing > len(pairs) / 2:
         fix = "take another --judge_model, or a larger --judge_max_tokens for one that thinks first"
         raise InputError(f"{judge.name}: {missing} of {len(pairs)} pairs have no verdict: {fix}")
     return judgments, counts
@@ -206,21 +213,23 @@ def first_answers(places: str) -> list[dict]:
             "--judge_answers: not given: name folders that `marlhf evaluate` wrote, or files of answers"
         )
     answers = pd.concat([read_responses(path) for path in paths], ignore_index=True)
-    rows = to_records(name_temperatures(answers[answers["sample"] == 0]))
+    first_samples = answers[answers["sample"] == 0]
+    rows = to_records(name_temperatures(first_samples))
     for row in rows:
-        if row.get(
-            "turns"
-        ):  # an environment spoke in between, and its words are no part of the answer
+        # An environment spoke in between, and its words are no part of the answer.
+        if row.get("turns"):
             row["response"] = said_by_policy(row["turns"])
     return rows
 
 
 def report(counts: Mapping, judgments: Sequence[Mapping]) -> str:
-    """Format the counts in a few lines, with reasons for missing judgments."""
+    """Return the counts of `summary`, and its win rate if there is one, in a few lines of text.
+
+    Below them are the texts of at most five judgments without a verdict.
+    """
     first, second = counts["methods"]
-    numbers = ", ".join(
-        f"{counts[name]} {name}" for name in ("win", "lose", "tie", "malformed", "skipped")
-    )
+    shown = ("win", "lose", "tie", "malformed", "skipped")
+    numbers = ", ".join(f"{counts[name]} {name}" for name in shown)
     lines = [f"{counts['judge']}: {first} against {second}, {counts['pairs']} pairs: {numbers}"]
     if rate := counts.get("win_rate"):
         interval = f"95 % interval {rate['low']:.0%} to {rate['high']:.0%}"
@@ -230,13 +239,11 @@ def report(counts: Mapping, judgments: Sequence[Mapping]) -> str:
         lines.append(
             f"the response shown first won {place['first_shown_share']:.0%} of {place['decided']} decisions"
         )
-    raw = dict.fromkeys(
-        (row["winner"], row["raw"])
-        for row in judgments
-        if row["winner"] in ("malformed", "skipped")
-    )
-    lines += [
-        f"{word}: {textwrap.shorten(printable(text), 200, placeholder=' ...')}"
-        for word, text in list(raw)[:5]
-    ]
+    reasons = []  # each of them once
+    for row in judgments:
+        reason = (row["winner"], row["raw"])
+        if row["winner"] in ("malformed", "skipped") and reason not in reasons:
+            reasons.append(reason)
+    for fault, text in reasons[:5]:
+        lines.append(f"{fault}: {textwrap.shorten(printable(text), 200, placeholder=' ...')}")
     return "\n".join(lines)

@@ -24,8 +24,8 @@ from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import append_lines, read_lines
 from marlhf_lite.utils.printable import printable
 
-VALID = ("first", "second", "tie")
-WINNERS = (*VALID, "malformed", "skipped")
+VALID = ("first", "second", "tie")  # verdicts: which of a pair's two methods wins
+WINNERS = (*VALID, "malformed", "skipped")  # all that a row may have under `winner`
 IDENTICAL = "the two responses are the same text"
 Order = Literal["random", "both"]
 GIVE_UP = 5  # answers in a row without a verdict that end a run
@@ -45,11 +45,9 @@ class Comparison:
     @property
     def sides(self) -> dict[str, str]:
         """Return which of first and second is A, and which is B."""
-        return (
-            {"A": "second", "B": "first"}
-            if self.shown == "second"
-            else {"A": "first", "B": "second"}
-        )
+        if self.shown == "second":
+            return {"A": "second", "B": "first"}
+        return {"A": "first", "B": "second"}
 
     @property
     def texts(self) -> tuple[str, str, str]:
@@ -67,27 +65,34 @@ class Judgment:
 
 
 def make_pairs(rows: Sequence[Mapping], first: str, second: str) -> list[Comparison]:
-    """Pair the answers of two methods (dicts with prompt, method, response and perhaps id), in the order of the first.
+    """Pair the answers of two methods (dicts with prompt, method, response and perhaps id), in the first one's order.
 
     Raises `InputError` for an unknown method, and for methods that did not answer the same prompts once each.
     """
     frame = to_frame(rows)
-    groups = dict(list(frame.groupby("method", sort=False)))
-    for method in {first, second} - groups.keys():
-        raise InputError(
-            f"answers: no method {method!r}: choose from {', '.join(groups) or 'none'}"
-        )
-    one, other = groups[first], groups[second]
-    check_same_prompts(first, one, second, other)
-    one, other = one.set_index("id"), other.set_index("id")
-    if one.index.has_duplicates or other.index.has_duplicates:
+    answers_of = dict(list(frame.groupby("method", sort=False)))
+    for unknown in {first, second} - answers_of.keys():
+        known = ", ".join(answers_of) or "none"
+        raise InputError(f"answers: no method {unknown!r}: choose from {known}")
+    check_same_prompts(first, answers_of[first], second, answers_of[second])
+    ours = answers_of[first].set_index("id")
+    theirs = answers_of[second].set_index("id")
+    if ours.index.has_duplicates or theirs.index.has_duplicates:
         raise InputError(
             f"answers of {first} and {second}: one id twice: give one answer to each prompt"
         )
-    texts = zip(
-        one.index, one["prompt"], one["response"], other["response"].loc[one.index], strict=True
-    )
-    return [Comparison(str(id), *each, (first, second)) for id, *each in texts]
+    pairs = []
+    for id in ours.index:
+        pairs.append(
+            Comparison(
+                id=str(id),
+                prompt=ours.at[id, "prompt"],
+                first=ours.at[id, "response"],
+                second=theirs.at[id, "response"],
+                methods=(first, second),
+            )
+        )
+    return pairs
 
 
 # Asking and storing
@@ -137,7 +142,7 @@ def judge_pairs(
             far are kept.
     """
     store = JudgmentStore(judge, pairs, folder, order, seed)
-    waiting, without = store.waiting(), 0
+    waiting = store.waiting()  # comparisons without a judgment of an earlier run
     if waiting:
         judge.announce(waiting)
 
@@ -146,19 +151,21 @@ def judge_pairs(
         store.add(comparison, judgment)
         return judgment
 
+    in_a_row_without_verdict = 0
     bar = tqdm(total=len(waiting), desc=f"judgments of {judge.name}", disable=not waiting)
     # In the end the pool waits for requests under way, which are paid for. An error cancels the others.
     with bar, ThreadPoolExecutor(judge.workers) as pool:
-        ask_all = map if judge.workers == 1 else pool.map  # one worker asks nothing after an error
-        for part in (waiting[:1], waiting[1:]):  # if the first one is refused, no other is sent
+        # A pool of one would have sent the next request before an error is seen; `map` asks one at a time.
+        ask_all = map if judge.workers == 1 else pool.map
+        # The first one alone: if it is refused, such as for a wrong key, no other is sent.
+        for part in (waiting[:1], waiting[1:]):
             for judgment in ask_all(ask, part):
                 bar.update()
-                without = 0 if judgment.winner in ("A", "B", "tie") else without + 1
-                if without == GIVE_UP:
-                    said = (
-                        textwrap.shorten(printable(judgment.raw), 200, placeholder=" ...")
-                        or "an empty text"
-                    )
+                has_verdict = judgment.winner in ("A", "B", "tie")
+                in_a_row_without_verdict = 0 if has_verdict else in_a_row_without_verdict + 1
+                if in_a_row_without_verdict == GIVE_UP:
+                    text = textwrap.shorten(printable(judgment.raw), 200, placeholder=" ...")
+                    said = text or "an empty text"
                     fix = "try another --judge_model, a larger --judge_max_tokens, or 0 for a plain request"
                     what = f"{GIVE_UP} answers in a row have no verdict, such as: {said}; judgments so far are kept"
                     raise InputError(f"{judge.name}: {what}: {fix}")
@@ -182,36 +189,46 @@ class JudgmentStore:
     ):
         if not pairs or len({pair.id for pair in pairs}) < len(pairs):
             raise InputError(f"{len(pairs)} pairs: give at least one, each with its own id")
-        self.judge, self._lock = judge, threading.Lock()
+        self.judge = judge
+        self._lock = threading.Lock()
         self.path = Path(folder).expanduser() / f"{file_name(judge.name)}.jsonl"
-        self.done = {row["key"]: row for row in read_judgments(self.path)} if judge.identity else {}
-        self.comparisons = {}
+
+        # The rows of judgments that are there, by key. A judge without an identity may judge otherwise today.
+        self.done: dict[str, dict] = {}
+        if judge.identity:
+            for row in read_judgments(self.path):
+                self.done[row["key"]] = row
+
+        # All comparisons that should have a judgment, with their keys: one for each order of a pair's two responses.
+        self.comparisons: dict[Comparison, str] = {}
         for pair in pairs:
-            drawn = random.Random(ascii((seed, judge.name, pair.id))).choice(("first", "second"))
-            shown_first = ("first", "second") if order == "both" else (drawn,)
             if pair.first == pair.second:
-                shown_first = ("none",)
+                shown_first = ["none"]
+            elif order == "both":
+                shown_first = ["first", "second"]
+            else:  # drawn for each pair by itself, so that it does not depend on which other pairs there are
+                generator = random.Random(ascii((seed, judge.name, pair.id)))
+                shown_first = [generator.choice(("first", "second"))]
             for shown in shown_first:
                 comparison = replace(pair, shown=shown)
                 question = json.dumps([judge.identity, pair.prompt, pair.first, pair.second, shown])
-                key = self.comparisons[comparison] = hashlib.sha256(question.encode()).hexdigest()
-                if pair.first == pair.second:
+                key = hashlib.sha256(question.encode()).hexdigest()
+                self.comparisons[comparison] = key
+                if pair.first == pair.second:  # nobody is asked
                     self.done[key] = self._row(comparison, Judgment("tie", raw=IDENTICAL))
 
     def waiting(self) -> list[Comparison]:
-        """Return comparisons without a judgment, one of those with the same texts."""
-        return list(
-            {
-                key: comparison
-                for comparison, key in self.comparisons.items()
-                if key not in self.done
-            }.values()
-        )
+        """Return comparisons without a judgment; of several with the same texts only one, whose judgment all get."""
+        waiting = {}
+        for comparison, key in self.comparisons.items():
+            if key not in self.done:
+                waiting[key] = comparison
+        return list(waiting.values())
 
     def add(self, comparison: Comparison, judgment: Judgment) -> None:
         """Add a judgment, and write it at once; one that is skipped is left for the next run."""
         row = self._row(comparison, judgment)
-        with self._lock:
+        with self._lock:  # several threads ask the judge
             self.done[row["key"]] = row
             if judgment.winner != "skipped":
                 self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -219,23 +236,32 @@ class JudgmentStore:
 
     def rows(self) -> list[dict]:
         """Return one row per comparison that has a judgment; see `judge_pairs`."""
-        return [
-            self.done[key] | {"pair": comparison.id, "methods": list(comparison.methods)}
-            for comparison, key in self.comparisons.items()
-            if key in self.done
-        ]
+        rows = []
+        for comparison, key in self.comparisons.items():
+            if key in self.done:
+                # Today's names: an earlier run may have judged the same texts under others.
+                names = {"pair": comparison.id, "methods": list(comparison.methods)}
+                rows.append(self.done[key] | names)
+        return rows
 
     def _row(self, comparison: Comparison, judgment: Judgment) -> dict:
-        sides, scores = comparison.sides, judgment.scores
-        row = {"key": self.comparisons[comparison], "pair": comparison.id, "judge": self.judge.name}
-        row |= {
+        """Return the row of `judge_pairs`: the verdict on A and B as one on the first and the second method."""
+        method_of_side = comparison.sides  # A and B -> first and second
+        scores = None
+        if judgment.scores:
+            scores = {method_of_side[side]: judgment.scores[side] for side in "AB"}
+        return {
+            "key": self.comparisons[comparison],
+            "pair": comparison.id,
+            "judge": self.judge.name,
             "methods": list(comparison.methods),
             "shown": comparison.shown,
             "criteria": self.judge.criteria,
+            # A tie, malformed and skipped stay as they are.
+            "winner": method_of_side.get(judgment.winner, judgment.winner),
+            "scores": scores,
+            "raw": judgment.raw,
         }
-        verdict = {"winner": sides.get(judgment.winner, judgment.winner)}
-        verdict["scores"] = scores and {sides[side]: scores[side] for side in "AB"}
-        return row | verdict | {"raw": judgment.raw}
 
 
 def file_name(name: str) -> str:
@@ -250,10 +276,8 @@ def read_judgments(path: str | Path) -> list[dict]:
     """
     rows = read_lines(Path(path).expanduser())
     for number, row in enumerate(rows, 1):
-        if (
-            not {"key", "pair", "judge", "shown", "scores"} <= row.keys()
-            or row.get("winner") not in WINNERS
-        ):
+        has_all = {"key", "pair", "judge", "shown", "scores"} <= row.keys()
+        if not has_all or row.get("winner") not in WINNERS:
             raise InputError(f"{path}, line {number}: not a judgment: correct or delete the line")
     return list({row["key"]: row for row in rows}.values())
 
@@ -268,53 +292,66 @@ def combine(rows: Sequence[Mapping]) -> list[dict]:
     both name the same, else a tie.
     """
     combined = []
-    for group in _by_pair(rows):
-        winners = {row["winner"] for row in group}
-        faults = [fault for fault in ("skipped", "malformed") if fault in winners]
-        winner = faults[0] if faults else winners.pop() if len(winners) == 1 else "tie"
-        shown = "both" if len(group) == 2 else group[0]["shown"]
-        combined.append({**group[0], "winner": winner, "shown": shown, "scores": None})
+    for rows_of_pair in _by_pair(rows):  # one, or two in both orders
+        winners = {row["winner"] for row in rows_of_pair}
+        if "skipped" in winners:
+            winner = "skipped"
+        elif "malformed" in winners:
+            winner = "malformed"
+        elif len(winners) == 1:
+            winner = rows_of_pair[0]["winner"]
+        else:
+            winner = "tie"
+        shown = "both" if len(rows_of_pair) == 2 else rows_of_pair[0]["shown"]
+        combined.append({**rows_of_pair[0], "winner": winner, "shown": shown, "scores": None})
     return combined
 
 
 def summary(rows: Sequence[Mapping]) -> dict:
     """Count judgments over pairs: win, lose and tie of the first method (together `judged`), malformed, skipped.
 
-    `position` has `first_shown_share`, the share of
-    judgments with a winner that name the response shown first (0.5 without bias, None without an order), and
-    `consistency`, the share of pairs asked in both orders whose judgments agree.
+    `position` tells whether the judge favours a place: `decided` is the number of judgments that name a winner, and
+    `first_shown_share` the share of them that name the response shown first (0.5 without bias). `both_orders` is the
+    number of pairs with a verdict in both orders, and `consistency` the share of them whose verdicts agree. Shares are
+    None if there is nothing to count.
     """
     pairs = combine(rows)
     count = Counter(row["winner"] for row in pairs)
-    decided = [
-        row["winner"] == row["shown"]
-        for row in rows
-        if row["shown"] != "none" and row["winner"] in VALID[:2]
-    ]
-    winners_of = [[row["winner"] for row in group] for group in _by_pair(rows)]
-    same = [
-        len(set(winners)) == 1
-        for winners in winners_of
-        if len(winners) == 2 and set(winners) <= set(VALID)
-    ]
+
+    # Does the judge favour the response that is shown first? Responses with the same text were shown to nobody.
+    names_first_shown = []
+    for row in rows:
+        if row["shown"] != "none" and row["winner"] in ("first", "second"):
+            names_first_shown.append(row["winner"] == row["shown"])
+
+    # Does it name the same winner in both orders?
+    verdicts_agree = []
+    for rows_of_pair in _by_pair(rows):
+        winners = {row["winner"] for row in rows_of_pair}
+        if len(rows_of_pair) == 2 and winners <= set(VALID):
+            verdicts_agree.append(len(winners) == 1)
+
     return {
         "judge": rows[0]["judge"] if rows else "",
         "methods": rows[0]["methods"] if rows else [],
         "pairs": len(pairs),
-        "judged": sum(count[name] for name in VALID),
+        "judged": count["first"] + count["second"] + count["tie"],
         "win": count["first"],
         "lose": count["second"],
-        **{name: count[name] for name in ("tie", "malformed", "skipped")},
+        "tie": count["tie"],
+        "malformed": count["malformed"],
+        "skipped": count["skipped"],
         "position": {
-            "decided": len(decided),
-            "first_shown_share": fmean(decided) if decided else None,
-            "both_orders": len(same),
-            "consistency": fmean(same) if same else None,
+            "decided": len(names_first_shown),
+            "first_shown_share": fmean(names_first_shown) if names_first_shown else None,
+            "both_orders": len(verdicts_agree),
+            "consistency": fmean(verdicts_agree) if verdicts_agree else None,
         },
     }
 
 
 def _by_pair(rows: Sequence[Mapping]) -> list[list[Mapping]]:
+    """Return the rows of each pair, which has two if the judge was asked in both orders."""
     groups: dict[str, list[Mapping]] = {}
     for row in rows:
         groups.setdefault(row["pair"], []).append(row)

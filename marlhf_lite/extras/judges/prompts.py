@@ -80,13 +80,18 @@ def parse_judgment(text: str, criteria: Criteria) -> Judgment:
     case, with marks around it, or called "Answer A"; a tie may be a "draw", and a score may be a text ("7", "7/10").
     Faults are a missing or unknown key, a score outside 1 to 10, and a second object after the verdict.
     """
-    found = [
-        _verdict(value, criteria)
-        for value in _objects(_THOUGHTS.sub("", text)[:VERDICT_CHARACTERS])
-    ]
-    if sum(map(bool, found)) != 1 or not found[-1]:  # a quotation may stand before it
+    without_thoughts = _THOUGHTS.sub("", text)[:VERDICT_CHARACTERS]
+    verdicts = 0
+    last = None
+    for value in _objects(without_thoughts):
+        last = _verdict(value, criteria)  # None if the object is none
+        if last is not None:
+            verdicts += 1
+    # Other objects may stand before the verdict, such as a quotation, but none after it.
+    if verdicts != 1 or last is None:
         return Judgment("malformed", raw=text)
-    return Judgment(*found[-1], text)
+    winner, scores = last
+    return Judgment(winner, scores, text)
 
 
 def _objects(text: str) -> Iterator[dict | None]:
@@ -95,27 +100,30 @@ def _objects(text: str) -> Iterator[dict | None]:
     while place >= 0:
         try:
             value, end = json.JSONDecoder().raw_decode(text, place)
-        except (ValueError, RecursionError):
-            value, end = None, place + 1
+        except (ValueError, RecursionError):  # not JSON, or nested too deeply
+            value = None
+            end = place + 1
         yield value
         place = text.find("{", end)
 
 
 def _verdict(value: dict | None, criteria: Criteria) -> tuple[str, dict] | None:
-    """Return winner and scores if the object is a verdict, else None."""
+    """Return the winner (A, B or tie) and the scores by side and aspect if the object is a verdict, else None.
+
+    A judge may write anything, so the object is read as if it were right, and what fails then is no verdict.
+    """
     try:
+        # The letter, or the word for a tie, without marks or "Answer" around it.
         winner = _WINNER.fullmatch(value["winner"])[1].upper()
         scores = {}
-        for side, given in value["scores"].items():
-            scores[side] = {aspect: _score(n) for aspect, n in given.items()}
-        fits = (
-            value.keys() == {"reason", "scores", "winner"}
-            and scores.keys() == {"A", "B"}
-            and all(side.keys() == criteria.aspects.keys() for side in scores.values())
-        )
+        for side, score_of_aspect in value["scores"].items():
+            scores[side] = {aspect: _score(given) for aspect, given in score_of_aspect.items()}
+        has_right_keys = value.keys() == {"reason", "scores", "winner"}
+        has_both_sides = scores.keys() == {"A", "B"}
+        has_all_aspects = all(side.keys() == criteria.aspects.keys() for side in scores.values())
     except (LookupError, TypeError, AttributeError, ValueError):
         return None
-    if not fits:
+    if not (has_right_keys and has_both_sides and has_all_aspects):
         return None
     return (winner if winner in ("A", "B") else "tie"), scores
 
@@ -123,8 +131,9 @@ def _verdict(value: dict | None, criteria: Criteria) -> tuple[str, dict] | None:
 def _score(given: float | str) -> float:
     """Return a score as a number. Raises `ValueError` or `TypeError` for what is none from LOWEST to HIGHEST."""
     number = given
-    if isinstance(given, str):
+    if isinstance(given, str):  # "7" or "7 / 10"
         number = float(given.replace(" ", "").removesuffix(f"/{HIGHEST}"))
+    # True counts as 1 in Python; NaN is not in the range either.
     if isinstance(number, bool) or not LOWEST <= number <= HIGHEST:
         raise ValueError(f"{given} is no score")
     return number

@@ -20,6 +20,7 @@ from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.config.support import refuse_what_does_not_go_together
 from marlhf_lite.models.architectures import known_config
 from marlhf_lite.models.door import empty_model, read_config
+from marlhf_lite.models.fast.switch import levers_of_choice
 from marlhf_lite.models.loading import model_path
 from marlhf_lite.models.logprobs import MAX_LOGITS
 from marlhf_lite.training.memory_limit import FEW_ROWS
@@ -57,34 +58,36 @@ class Memory:
 
 
 def memory_report(options: MemoryCommand) -> str:
-    """Return a table of what each stage needs, and whether it fits a card of `--gpu` GiB.
+    """Return a table in GiB of what each stage needs, and whether it fits a card of `--gpu` GiB.
 
-    Data with unit tests have no pairs to train a reward model on. Raises `InputError` for weights that training
-    refuses.
+    Raises `InputError` for weights that training refuses.
     """
+    four_bits = "yes" if options.load_in_4bit else "no"
     refuse_what_does_not_go_together(
-        {
-            "finetune": options.finetune,
-            "4 bits": "yes" if options.load_in_4bit else "no",
-            "stage": "ppo",
-        }
+        {"finetune": options.finetune, "4 bits": four_bits, "stage": "ppo"}
     )
-    stages = [
-        stage for stage in STAGES if stage != "rm" or options.reward not in ("tests", "all_tests")
-    ]
+    stages = list(STAGES)
+    if options.reward in ("tests", "all_tests"):  # such data have no pairs to train one on
+        stages.remove("rm")
     needs = [estimate_memory(options, stage) for stage in stages]
+
     shares_models = options.finetune == "full" and options.num_processes > 1
     parts = [field.name for field in fields(Memory)] + ["peak"]
-    if not shares_models:
+    if not shares_models:  # only FSDP2 first loads every model whole
         parts.remove("loading")
-    rows = [[part, *(f"{getattr(memory, part) / GIB:.2f}" for memory in needs)] for part in parts]
+    rows = []
+    for part in parts:
+        rows.append([part, *(f"{getattr(memory, part) / GIB:.2f}" for memory in needs)])
     if options.gpu:
-        fits = ("fits" if memory.peak <= options.gpu * GIB else "does not fit" for memory in needs)
-        rows.append([f"a card of {options.gpu:g}", *fits])
+        row = [f"a card of {options.gpu:g}"]
+        for memory in needs:
+            row.append("fits" if memory.peak <= options.gpu * GIB else "does not fit")
+        rows.append(row)
     note = "Generation and training take turns; the peak has 5 % for fragments. docs/scaling.md says what saves memory."
     if shares_models:
         note += f"\n{_note_on_cpu_memory(options)}"
-    return f"{markdown(['GiB', *map(STAGES.get, stages)], rows)}\n\n{note}"
+    heads = ["GiB", *(STAGES[stage] for stage in stages)]
+    return f"{markdown(heads, rows)}\n\n{note}"
 
 
 def _note_on_cpu_memory(options: MemoryCommand) -> str:
@@ -100,7 +103,8 @@ def estimate_memory(options: MemoryCommand, stage: str = "ppo") -> Memory:
     """Estimate the memory of one process, one of `--num_processes`, that trains `sft`, `rm` or `ppo` on a GPU.
 
     The batch is the longest: prompts of --max_prompt_length, responses of --max_response_length. Sampling merges LoRA's
-    adapter into copies if a card of --gpu GiB has room for them; without --gpu they are not counted. With
+    adapter into copies if a card of --gpu GiB has room for them; without --gpu they are not counted. Adapters are
+    computed as `--fast` says for a GPU: by PEFT, unless it takes the lever `lora`. With
     --gradient_checkpointing auto, activations are recomputed unless a card of --gpu GiB has room for all of PPO's. On a
     CPU a process needs more: about 0.5 GiB for its libraries, and copies that its matrix products make.
 
@@ -155,9 +159,8 @@ def estimate_memory(options: MemoryCommand, stage: str = "ppo") -> Memory:
     processes = options.num_processes if is_shared else 1
     # FSDP2 trains in float32: four bytes for each weight that was read in bfloat16.
     growth = 4 // element if is_shared else 1
-    states = (
-        growth * trained / processes
-    )  # of the trained weights, of their gradients, of each moment
+    # The trained weights take this much, and so do their gradients and each of the two moments.
+    states = growth * trained / processes
     if trains_all_weights:
         weights = states + frozen / processes
         adapters = 0
@@ -176,7 +179,8 @@ def estimate_memory(options: MemoryCommand, stage: str = "ppo") -> Memory:
     texts_of_row = 2 if stage == "rm" else 1  # a pair has two
     rows = rows_a_pass(rows_asked, rows_of_process) * texts_of_row
     longest = options.max_prompt_length + options.max_response_length
-    kept, computed_again = activation_bytes(base, options, rows * longest)
+    adapters_by_peft = computes_adapters_by_peft(options)
+    kept, computed_again = activation_bytes(base, options, rows * longest, adapters_by_peft)
     logits = 0
     if is_ppo:  # four copies in float32, two of them gradients
         logits = 4 * 4 * min(rows * options.max_response_length * config.vocab_size, MAX_LOGITS)
@@ -211,7 +215,7 @@ def estimate_memory(options: MemoryCommand, stage: str = "ppo") -> Memory:
         if options.num_processes > 1:
             sampled = min(sampled, rows_of_process)
         generation = merged_bytes(base, options) + 2 * layer + outside
-        generation += generation_bytes(base, sampled, longest, options.load_in_4bit)
+        generation += generation_bytes(base, sampled, longest, adapters_by_peft)
     return Memory(
         weights=weights,
         adapters=adapters,
@@ -244,16 +248,19 @@ def adapter_bytes(base: PreTrainedModel, options: ModelConfig) -> int:
 def empty_base(options: ModelConfig) -> PreTrainedModel:
     """Return the model's modules without weights, from its config. Raises `InputError` if there is no config."""
     name = options.model
-    config, folder = known_config(name), Path(name).expanduser()
-    is_folder = name not in EMBEDDED_MODELS and folder.is_dir()  # it needs no tokenizer here
-    path = str(folder) if is_folder or config else model_path(name)
+    folder = Path(name).expanduser()
+    is_folder = name not in EMBEDDED_MODELS and folder.is_dir()
     if is_folder and not (folder / "config.json").is_file():
         raise InputError(f"--model {name}: no config: check the name, or give a folder with it")
+    config = known_config(name)  # of the paper's models, which need no network; else None
     if config is None:
+        # `model_path` would ask a folder for a tokenizer, too, which is not needed here.
+        path = str(folder) if is_folder else model_path(name)
         config = read_config(f"--model {name}", path)
-    dtype = (
-        config.dtype or torch.float32 if options.dtype == "auto" else getattr(torch, options.dtype)
-    )
+    if options.dtype == "auto":
+        dtype = config.dtype or torch.float32
+    else:
+        dtype = getattr(torch, options.dtype)
     return empty_model(config, dtype=dtype)
 
 
@@ -264,10 +271,10 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 def _adapted(base: PreTrainedModel, targets: str) -> Iterable[Tensor]:
     """Yield the weights that get an adapter: those of the blocks' linear layers (GPT-2: Conv1D) named in `targets`."""
     for name, module in base.named_modules():
-        linear = (
-            isinstance(module, nn.Linear | Conv1D) and module is not base.get_output_embeddings()
-        )
-        if linear and (targets == "all-linear" or re.fullmatch(targets, name)):
+        is_linear = isinstance(module, nn.Linear | Conv1D)
+        is_head = module is base.get_output_embeddings()
+        is_named = targets == "all-linear" or re.fullmatch(targets, name)
+        if is_linear and not is_head and is_named:
             yield module.weight
 
 
@@ -276,27 +283,46 @@ def merged_bytes(base: PreTrainedModel, options: MemoryCommand) -> int:
 
     See `training.rollout.merged_adapter`.
     """
+    # In other formats a sum would round small adapters away.
+    can_merge = (
+        options.finetune == "lora" and not options.load_in_4bit and base.dtype == torch.float32
+    )
     copies = _bytes(_adapted(base, options.lora_target_modules))
-    plain = options.finetune == "lora" and not options.load_in_4bit and base.dtype == torch.float32
-    return copies if plain and copies <= MERGED_SHARE * options.gpu * GIB else 0
+    has_room = copies <= MERGED_SHARE * options.gpu * GIB
+    return copies if can_merge and has_room else 0
+
+
+def computes_adapters_by_peft(options: ModelConfig) -> bool:
+    """Return whether a run on a GPU leaves the adapters to PEFT; False without adapters.
+
+    It does unless `--fast` takes the lever `lora`, which needs weights that are not quantised. On a GPU `--fast auto`
+    takes it only once a record shows equal numbers there.
+    """
+    if options.finetune != "lora":
+        return False
+    return options.load_in_4bit or "lora" not in levers_of_choice(options.fast, "cuda")
 
 
 def activation_bytes(
-    base: PreTrainedModel, options: ModelConfig, tokens: int
+    base: PreTrainedModel, options: ModelConfig, tokens: int, adapters_by_peft: bool
 ) -> tuple[float, float]:
     """Return the bytes that one model keeps of `tokens` tokens for its backward pass, and the bytes computed again.
 
-    A layer keeps the inputs of its products and norms; over 4 bits, PEFT, which computes the adapters, keeps those
-    of products in float32, once for each. With gradient checkpointing a layer keeps only its own input, and one at a
-    time is computed again. Real modules keep up to a third more or less.
+    A layer keeps the inputs of its products and norms. `adapters_by_peft`: PEFT computes adapters in float32, so over
+    other formats it keeps a copy of the input of each product in float32, also if several products have one input. With
+    gradient checkpointing a layer keeps only its own input, and one layer at a time is computed again. Real modules
+    keep up to a third more or less. What kernels of `--fast fused` save is not counted.
     """
-    config, element = base.config.get_text_config(), base.dtype.itemsize
-    hidden, layers = config.hidden_size, config.num_hidden_layers
+    config = base.config.get_text_config()
+    element = base.dtype.itemsize
+    hidden = config.hidden_size
+    layers = config.num_hidden_layers
     queries, keys, inner = _widths(config)
+    # Queries, keys and values have one input, and so have the two products that begin the MLP.
     inputs = element * (2 * hidden + queries + inner)
-    if options.load_in_4bit:
+    if adapters_by_peft and (options.load_in_4bit or base.dtype != torch.float32):
         inputs = ADAPTER_BYTES * (5 * hidden + queries + inner)
-    # a weight that trains needs the scaled input, too
+    # A norm's weight that trains needs the scaled input, too.
     norms = 4 * hidden * (4 if options.finetune == "full" else 2)
     layer = tokens * (inputs + element * (queries + 2 * keys + 3 * inner) + norms)
     if not options.gradient_checkpointing:
@@ -304,23 +330,22 @@ def activation_bytes(
     return layers * tokens * hidden * element, layer
 
 
-def generation_bytes(base: PreTrainedModel, rows: int, width: int, adapters: bool) -> float:
+def generation_bytes(base: PreTrainedModel, rows: int, width: int, adapters_by_peft: bool) -> float:
     """Return the bytes of keys and values of `rows` sequences of `width` tokens, and of a layer's pass or the logits.
 
     The pass reads only the prompts. It is counted for `width` tokens, because allocators lose more here than elsewhere
-    while the cache grows (measured: benchmarks/README.md). `adapters` beside quantised weights set the number format
-    of the pass.
+    while the cache grows (measured: benchmarks/README.md). With `adapters_by_peft` a layer's outputs are in float32, as
+    PEFT computes adapters.
     """
-    config, element = base.config.get_text_config(), base.dtype.itemsize
+    config = base.config.get_text_config()
+    element = base.dtype.itemsize
     _, keys, inner = _widths(config)
-    cache = rows * width * config.num_hidden_layers * 2 * keys * element
-    layer = (
-        rows
-        * width
-        * (ADAPTER_BYTES if adapters else element)
-        * (3 * inner + 4 * config.hidden_size)
-    )
-    return cache + max(layer, rows * config.vocab_size * (element + 16))
+    tokens = rows * width
+    cache = tokens * config.num_hidden_layers * 2 * keys * element
+    element_of_outputs = ADAPTER_BYTES if adapters_by_peft else element
+    layer = tokens * element_of_outputs * (3 * inner + 4 * config.hidden_size)
+    logits = rows * config.vocab_size * (element + 16)
+    return cache + max(layer, logits)
 
 
 def _widths(config: PretrainedConfig) -> tuple[int, int, int]:

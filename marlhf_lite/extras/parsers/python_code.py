@@ -14,7 +14,7 @@ class PythonParser:
     """
 
     def __init__(self):
-        try:
+        try:  # optional packages, which nothing else needs
             import tree_sitter
             import tree_sitter_python
         except ImportError:
@@ -30,18 +30,28 @@ class PythonParser:
 
 
 def _read(root: Any, text: str) -> nltk.Tree:
-    """Convert a tree-sitter node, without recursion: programs may nest deeper than Python's stack."""
-    # The character of each byte of the text, and of its end.
-    character = [i for i, c in enumerate(text) for _ in c.encode(errors="replace")] + [len(text)]
+    """Return the tree of a tree-sitter node, whose leaves know from where to where they stand in the text.
+
+    A list of nodes that are still to be converted stands in for recursion: programs may nest deeper than Python's
+    stack.
+    """
+    # tree-sitter counts bytes, and a leaf characters: the character of each byte, and of the end.
+    character_of_byte = []
+    for i, character in enumerate(text):
+        character_of_byte += [i] * len(character.encode(errors="replace"))
+    character_of_byte.append(len(text))
+
     top = nltk.Tree(root.type, [])
-    stack = [(root, top)]
-    while stack:
-        node, tree = stack.pop()
-        for child in node.children or [node]:
+    still_to_convert = [(root, top)]
+    while still_to_convert:
+        node, tree = still_to_convert.pop()
+        for child in node.children or [node]:  # a root without children is its own leaf
             if child.child_count:
-                tree.append(nltk.Tree(child.type, []))
-                stack.append((child, tree[-1]))
+                subtree = nltk.Tree(child.type, [])
+                tree.append(subtree)  # it is filled later
+                still_to_convert.append((child, subtree))
             else:
-                start, end = character[child.start_byte], character[child.end_byte]
+                start = character_of_byte[child.start_byte]
+                end = character_of_byte[child.end_byte]
                 tree.append(Leaf(text[start:end], start, end))
     return top

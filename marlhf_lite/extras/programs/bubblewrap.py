@@ -59,57 +59,71 @@ class BubblewrapExecutor(Executor):
         Return its report, and whether its time was up before it ended; the file `errors` takes what bwrap has to say.
         Limits are set before bwrap starts, so they hold for every process inside, and for the file of the report.
         """
-        task = marshal.dumps((program, tests[0].call, [test.input for test in tests], ENCODE), 2)
+        # 1. What the sandbox reads on standard input: the program, the function to call if any, and the inputs.
+        inputs = [test.input for test in tests]
+        task = marshal.dumps((program, tests[0].call, inputs, ENCODE), 2)
+
+        # 2. The limits, by the names of prlimit's options.
         limits = {
-            "as": self.memory_mb * 2**20,
+            "as": self.memory_mb * 2**20,  # address space
             "cpu": math.ceil(self.seconds) + 1,
             "fsize": OUTPUT_BYTES,
+            "nofile": 64,
+            "core": 0,
         }
-        limits |= {"nofile": 64, "core": 0}
         limiter = ["prlimit", *(f"--{name}={value}" for name, value in limits.items())]
-        out, into = os.pipe()
-        late = False
-        with open(out, "rb", buffering=0) as told, tempfile.TemporaryFile() as file:
-            fds = {"INFO": into, "FILTER": _holds(rules(platform.machine()))} | {
-                name: _holds(b"") for name in FILES
-            }
-            words = [*limiter, *(str(fds.get(word, word)) for word in self.command)]
-            streams = {
-                "stdin": subprocess.PIPE,
-                "stdout": file,
-                "stderr": errors,
-                "pass_fds": tuple(fds.values()),
-            }
+
+        out, into = os.pipe()  # bwrap writes to it which process is the first inside
+        is_late = False
+        with open(out, "rb", buffering=0) as info, tempfile.TemporaryFile() as file:
+            # 3. Files that bwrap inherits open, by the words that stand for their numbers in its command.
+            inherited = {"INFO": into, "FILTER": _holds(rules(platform.machine()))}
+            for name in FILES:
+                inherited[name] = _holds(b"")
+            words = [*limiter, *(str(inherited.get(word, word)) for word in self.command)]
             try:
                 process = subprocess.Popen(
-                    words, **streams, cwd="/", env={}, start_new_session=True
+                    words,
+                    stdin=subprocess.PIPE,
+                    stdout=file,
+                    stderr=errors,
+                    pass_fds=tuple(inherited.values()),
+                    cwd="/",
+                    env={},
+                    start_new_session=True,
                 )
             finally:
-                for fd in fds.values():
-                    os.close(fd)
+                for number in inherited.values():
+                    os.close(number)
+
+            # 4. Wait, and end whatever is left in the sandbox, also after an interrupt.
             with process:
                 try:
                     process.communicate(task, timeout=self.seconds)
                 except subprocess.TimeoutExpired:
-                    late = True
+                    is_late = True
                 finally:
-                    _end(process, told)
+                    _end(process, info)
             file.seek(0)
-            return file.read(OUTPUT_BYTES), late
+            return file.read(OUTPUT_BYTES), is_late
 
 
 def _read(report: bytes, late: bool, count: int) -> list[Result]:
-    """Return the results of at most `count` tests in a report, and the fault that ended it, if there is one."""
-    # a last line without its end was cut
+    """Return the results of at most `count` tests in a report, and the fault that ended it, if there is one.
+
+    A report has a line for each test, which is a status and after "ran" the encoded output, and the line "end". `late`
+    says that the time was up. A program may have written lines of its own into the report.
+    """
+    # What follows the last line break is empty, or a line that was cut.
     lines = report.decode("ascii", "replace").split("\n")[:-1]
-    words = [line.partition(" ") for line in lines[: count + 1]]
-    results = [
-        (s, decode(value) if s == "ran" else NO_OUTPUT) for s, _, value in words if s in STATUSES
-    ]
+    results = []
+    for line in lines[: count + 1]:  # one more, which may be "compile_error" or "end"
+        status, _, output = line.partition(" ")
+        if status in STATUSES:
+            results.append((status, decode(output) if status == "ran" else NO_OUTPUT))
     if late:
         results.append(("timeout", NO_OUTPUT))
-    # the program ended before its last test
-    elif not lines or lines[-1] not in ("end", "compile_error"):
+    elif not lines or lines[-1] not in ("end", "compile_error"):  # it ended before its last test
         results.append(("runtime_error", NO_OUTPUT))
     return results
 
@@ -125,16 +139,21 @@ def _holds(data: bytes) -> int:
     return out
 
 
-def _end(process: subprocess.Popen, told: BinaryIO) -> None:
-    """Kill the first process of the sandbox's namespace: the kernel ends all others with it, and then bwrap ends."""
+def _end(process: subprocess.Popen, info: BinaryIO) -> None:
+    """Kill the first process of the sandbox's namespace: the kernel ends all others with it, and then bwrap ends.
+
+    `info` is where bwrap writes the number of that process, `{"child-pid": 123}`.
+    """
     waiting = select.poll()
-    waiting.register(told, select.POLLIN)
-    first = re.search(rb'"child-pid": *(\d+)', told.read(4096)) if waiting.poll(5000) else None
-    if first is None:  # nothing has started yet
+    waiting.register(info, select.POLLIN)
+    first_process = None
+    if waiting.poll(5000):  # milliseconds; bwrap writes it as soon as it has started
+        first_process = re.search(rb'"child-pid": *(\d+)', info.read(4096))
+    if first_process is None:  # nothing has started yet
         process.kill()
-    elif process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(first[1]), signal.SIGKILL)
+    elif process.poll() is None:  # bwrap still runs; else its number may be another process's now
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(int(first_process[1]), signal.SIGKILL)
 
 
 @functools.cache
@@ -148,7 +167,9 @@ def _command() -> tuple[str, ...]:
     if platform.machine() not in ARCHITECTURES:
         known = " and ".join(ARCHITECTURES)
         raise InputError(f"--executor bubblewrap: it runs only on {known}: give --executor monty")
-    for python in dict.fromkeys(map(os.path.realpath, (sys.executable, "/usr/bin/python3"))):
+    # The interpreter that runs this, or else the system's; twice the same one is tried once.
+    candidates = [os.path.realpath(path) for path in (sys.executable, "/usr/bin/python3")]
+    for python in dict.fromkeys(candidates):
         try:
             visible = _python_without_packages(python)
         except (OSError, subprocess.CalledProcessError) as error:

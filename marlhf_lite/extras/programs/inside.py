@@ -14,12 +14,18 @@ import sys
 
 
 def main():
+    """Read a task from standard input, run its program for each input, and report the results on standard output.
+
+    The task is the program, the name of the function to call (None: the program prints), a list of arguments or a text
+    on standard input for each test, and the source of `marlhf_encode`. The report has a line for each test.
+    """
     program, call, inputs, encoding = marshal.loads(sys.stdin.buffer.read())
-    out = os.dup(1)
+    out = os.dup(1)  # the report: the program's own standard output becomes a file
     resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))  # not for all: bwrap itself starts two
     builtins.exit = builtins.quit = sys.exit  # `site` would set them, but its import takes time
     # correct programs may print long integers; time is limited anyway
-    getattr(sys, "set_int_max_str_digits", int)(0)
+    if hasattr(sys, "set_int_max_str_digits"):  # Python 3.11 has the limit
+        sys.set_int_max_str_digits(0)
     scope = {}
     exec(encoding, scope)
     encode = scope["marlhf_encode"]
@@ -34,6 +40,7 @@ def main():
         )
     except BaseException:  # also null bytes, half a surrogate pair, code nested too deeply
         return tell("compile_error")
+    # A function is defined once, and then called for each test.
     names = {"__name__": "program"}
     if call is not None and not run(lambda: exec(code, names)):
         return tell("runtime_error")
@@ -44,18 +51,24 @@ def main():
         values.append(encode(function(*arguments)))
 
     for given in inputs:
-        values = []
+        values = []  # filled by `answer`, or with what the program prints
         if call is not None:
-            ran = run(lambda arguments=given: answer(arguments))
-        elif ran := run(lambda: exec(code, {"__name__": "__main__"}), given):
-            with open("stdout", "rb") as file:
-                values.append(encode(file.read().decode("utf-8", "replace")))
-        tell("ran", *values) if ran else tell("runtime_error")
+            ended_well = run(lambda arguments=given: answer(arguments))
+        else:
+            ended_well = run(lambda: exec(code, {"__name__": "__main__"}), given)
+            if ended_well:
+                with open("stdout", "rb") as file:
+                    values.append(encode(file.read().decode("utf-8", "replace")))
+        if ended_well:
+            tell("ran", *values)
+        else:
+            tell("runtime_error")
     tell("end")
 
 
 def run(action, text=""):
     """Call `action` with this text on standard input, its output in a file; return whether it ended well."""
+    # The files "stdin" and "stdout" take the places of the streams: 0 and 1.
     with open(os.open("stdin", os.O_WRONLY | os.O_TRUNC), "wb") as file:
         file.write(text.encode("utf-8", "replace"))
     os.dup2(os.open("stdin", os.O_RDONLY), 0)
@@ -69,7 +82,7 @@ def run(action, text=""):
     except SystemExit as error:
         sys.stdout.flush()
         return error.code is None or error.code == 0
-    except BaseException:
+    except BaseException:  # also KeyboardInterrupt and whatever else a program raises
         return False
     return True
 

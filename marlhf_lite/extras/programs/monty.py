@@ -63,11 +63,18 @@ class MontyExecutor(Executor):
             return super().run(programs, tests)
 
     def results(self, program: str, tests: Sequence[Test]) -> list[Result]:
-        """Call functions in one session, which runs the program once; use a new session for each text on stdin."""
-        run_tests = self._print if tests[0].call is None else self._call
-        return list(run_tests(program, tests, time.monotonic() + self.seconds))
+        """Return at most one result of each test, and the fault that ended the program early, if there is one.
+
+        Tests of a function call it in one session, which runs the program once. Tests of what a program prints get a
+        new session each, with a text on standard input.
+        """
+        deadline = time.monotonic() + self.seconds
+        if tests[0].call is None:
+            return list(self._results_of_printing(program, tests, deadline))
+        return list(self._results_of_calls(program, tests, deadline))
 
     def _session(self, deadline: float):
+        """Return a new session of a worker, whose limits end it at the deadline, as a context manager."""
         left = max(deadline - time.monotonic(), 0.001)
         memory = self.memory_mb * 2**20
         limits = {
@@ -77,23 +84,35 @@ class MontyExecutor(Executor):
         }
         return self.pool.checkout(limits=limits, assert_message_annotations=False)
 
-    def _print(self, program: str, tests: Sequence[Test], deadline: float) -> Iterator[Result]:
+    def _results_of_printing(
+        self, program: str, tests: Sequence[Test], deadline: float
+    ) -> Iterator[Result]:
+        """Run the program anew for each test, and yield what it prints; stop after a fault that all tests would have.
+
+        A program that raises for one input may still be right for another, so `runtime_error` goes on.
+        """
         for test in tests:
             printed = monty.CollectStreams(OUTPUT_BYTES)
+            # `newline=None` reads the line ends of all systems.
             lines = [line.removesuffix("\n") for line in io.StringIO(test.input, newline=None)]
             try:
                 with self._session(deadline) as session:
                     session.feed_run(INPUT, inputs={"marlhf_lines": lines}, print_callback=printed)
                     session.feed_run(program, print_callback=printed)
                 status = "ran"
-            except Exception as error:
+            except Exception as error:  # of the program, or of Monty
                 status = _status(error)
-            text = "".join(text for stream, text in printed.output if stream == "stdout")
-            yield status, text if status == "ran" else NO_OUTPUT
+            if status == "ran":
+                yield status, "".join(text for stream, text in printed.output if stream == "stdout")
+            else:
+                yield status, NO_OUTPUT
             if status not in ("ran", "runtime_error"):
                 return
 
-    def _call(self, program: str, tests: Sequence[Test], deadline: float) -> Iterator[Result]:
+    def _results_of_calls(
+        self, program: str, tests: Sequence[Test], deadline: float
+    ) -> Iterator[Result]:
+        """Run the program once, and yield the value of each test's call; the fault that ends it comes last."""
         try:
             with self._session(deadline) as session:
                 session.feed_run(ENCODE)
@@ -102,16 +121,20 @@ class MontyExecutor(Executor):
                     if time.monotonic() > deadline:
                         raise TimeoutError
                     yield _call_once(session, program, test)
-        except Exception as error:
+        except Exception as error:  # of the program itself, or the session is lost
             yield _status(error), NO_OUTPUT
 
 
 def _call_once(session, program: str, test: Test) -> Result:
-    """Call the function in a session that has run the program. Raises if the session is lost or out of time."""
+    """Return the status and the value of one call of the function, in a session that has run the program.
+
+    An error of the call is a status. Raises if the session is lost or out of time, so that no other call can follow.
+    """
     printed = monty.CollectString(OUTPUT_BYTES)
     # As in APPS, the function may be a method of a class Solution.
     function = f"Solution().{test.call}" if "class Solution" in program else test.call
     try:
+        # The value is printed on a line of its own, after whatever the function itself has printed.
         call = f"print('\\n' + marlhf_encode({function}(*marlhf_input)))"
         session.feed_run(call, inputs={"marlhf_input": test.input}, print_callback=printed)
     except Exception as error:
@@ -119,30 +142,37 @@ def _call_once(session, program: str, test: Test) -> Result:
         if status == "timeout" or isinstance(error, monty.MontyCrashedError):
             raise
         return status, NO_OUTPUT
-    return "ran", decode(printed.output.rstrip("\n").rpartition("\n")[2])
+    last_line = printed.output.rstrip("\n").rpartition("\n")[2]
+    return "ran", decode(last_line)
 
 
 def _status(error: Exception) -> Status:
-    """Return the status of a program that ended with this error, of Monty or of the conversion of its values."""
-    inner = error.exception() if isinstance(error, monty.MontyError) else error
+    """Return the status of a program that ended with this error, of Monty or of the conversion of its values.
+
+    Monty knows a part of Python. A program that failed because it used another part is `unsupported`, not faulty.
+    """
+    inner = error.exception() if isinstance(error, monty.MontyError) else error  # Python's own
     text = str(inner)
     if isinstance(error, monty.MontySyntaxError):
         return "compile_error"
     if isinstance(inner, TimeoutError) or "request timeout" in text:
         return "timeout"
-    if isinstance(inner, SystemExit) and not any(inner.args):
+    if isinstance(inner, SystemExit) and not any(inner.args):  # exit() and exit(0)
         return "ran"
-    match inner:  # does Python have what the program used, and Monty not?
+    # Does Python have what the program used, and Monty not?
+    match inner:
         case ImportError():
-            missing = True
+            is_missing = True
         case NameError():
-            missing = any(text == f"name '{name}' is not defined" for name in dir(builtins))
+            is_missing = any(text == f"name '{name}' is not defined" for name in dir(builtins))
         case AttributeError():
-            kind, name = (re.findall(r"'([\w.]+)'", text) * 2)[:2]
-            of_python = (
-                io.TextIOWrapper if kind == "_io.TextIOWrapper" else getattr(builtins, kind, None)
-            )
-            missing = text.startswith("module '") or hasattr(of_python, name)
+            # "'str' object has no attribute 'foo'", or "module 'os' has no attribute 'foo'"
+            kind, *others = re.findall(r"'([\w.]+)'", text)
+            attribute = others[0] if others else kind
+            type_of_python = getattr(builtins, kind, None)
+            if kind == "_io.TextIOWrapper":  # standard input and output
+                type_of_python = io.TextIOWrapper
+            is_missing = text.startswith("module '") or hasattr(type_of_python, attribute)
         case _:
-            missing = any(word in text.lower() for word in LACKS)
-    return "unsupported" if missing else "runtime_error"
+            is_missing = any(word in text.lower() for word in LACKS)
+    return "unsupported" if is_missing else "runtime_error"

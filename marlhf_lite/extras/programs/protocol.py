@@ -45,11 +45,9 @@ class Executor:
     """
 
     def __init__(self, seconds: float = 4.0, memory_mb: int = 256, workers: int = 0):
-        self.seconds, self.memory_mb, self.workers = (
-            seconds,
-            memory_mb,
-            workers or os.cpu_count() or 1,
-        )
+        self.seconds = seconds
+        self.memory_mb = memory_mb
+        self.workers = workers or os.cpu_count() or 1
 
     def run(self, programs: Sequence[str], tests: Sequence[Sequence[Test]]) -> list[Outcome]:
         """Return the outcome of each program with its tests, at least one."""
@@ -63,14 +61,16 @@ class Executor:
                 threads.shutdown(cancel_futures=True)
 
     def _outcome(self, program: str, tests: Sequence[Test]) -> Outcome:
+        """Return the worst status of a program's tests, and for each test whether it passed."""
         if len(program) > PROGRAM_CHARACTERS:
             return Outcome("unsupported", [False] * len(tests))
         results = self.results(program, tests)
-        status = min((status for status, _ in results), key=STATUSES.index, default="ran")
+        statuses = [status for status, _ in results]
+        worst = min(statuses, key=STATUSES.index, default="ran")  # `STATUSES` has the worst first
+        # A program that ended early has fewer results than tests: the other tests have no output.
         outputs = [output for _, output in results] + [NO_OUTPUT] * len(tests)
-        return Outcome(
-            status, [test.passes(output) for test, output in zip(tests, outputs, strict=False)]
-        )
+        passed = [test.passes(output) for test, output in zip(tests, outputs, strict=False)]
+        return Outcome(worst, passed)
 
     def results(self, program: str, tests: Sequence[Test]) -> list[Result]:
         """Run the program with the inputs of the tests, and with nothing else of them.
@@ -89,9 +89,14 @@ def decode(text: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    """Return the value that `marlhf_encode` wrote as `["kind", item, ...]`; lists come back as tuples.
+
+    Raises one of many errors for anything else, because a program can write what it likes.
+    """
     kind, *items = value
-    if kind == "plain":
-        return _CONSTANTS[items[0]] if items[0] in _CONSTANTS else float(items[0])
+    if kind == "plain":  # None, True, False and floats, by their `repr`
+        text = items[0]
+        return _CONSTANTS[text] if text in _CONSTANTS else float(text)
     if kind == "int":
         return int(items[0], 16)
     if kind == "str":
@@ -99,8 +104,10 @@ def _plain(value: Any) -> Any:
     items = tuple(map(_plain, items))
     if kind == "list":
         return items
-    if kind == "dict":
-        return dict(zip(_keys(items[::2]), items[1::2], strict=True))
+    if kind == "dict":  # key, value, key, value, ...
+        keys = _keys(items[::2])
+        values = items[1::2]
+        return dict(zip(keys, values, strict=True))
     if kind == "set":
         return frozenset(_keys(items))
     raise ValueError("not plain data")

@@ -31,22 +31,25 @@ class ProgramTests:
     """
 
     def __init__(self, texts: Mapping[str, str], config: ProgramConfig):
-        limits = config.executor, config.test_seconds, config.test_memory
         self.executor = EXECUTORS[config.executor](config.test_seconds, config.test_memory)
-        self.known: dict[tuple[str, str], Outcome] = {}
+        self.known: dict[tuple[str, str], Outcome] = {}  # by prompt and response
+        limits = [config.executor, config.test_seconds, config.test_memory]
         self.problem = functools.cache(lambda prompt: read_problem(texts[prompt]))
         digest = hashlib.sha256(json.dumps([limits, sorted(texts.items())]).encode()).hexdigest()
         self.name = f"tests {digest[:12]}"  # a hash of everything that the scores depend on
 
     def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[Outcome]:
+        """Return the outcome of each response; one that was run before, for the same prompt, is not run again."""
         pairs = list(zip(prompts, responses, strict=True))
-        if new := [pair for pair in dict.fromkeys(pairs) if pair not in self.known]:
-            problems = [self.problem(prompt) for prompt, _ in new]
-            programs = [
-                problem.head + response
-                for problem, (_, response) in zip(problems, new, strict=True)
-            ]
-            outcomes = self.executor.run(programs, [problem.tests for problem in problems])
+        new = [pair for pair in dict.fromkeys(pairs) if pair not in self.known]
+        if new:
+            programs = []
+            tests = []
+            for prompt, response in new:
+                problem = self.problem(prompt)
+                programs.append(problem.head + response)  # the head has the imports of APPS
+                tests.append(problem.tests)
+            outcomes = self.executor.run(programs, tests)
             self.known |= dict(zip(new, outcomes, strict=True))
         return [self.known[pair] for pair in pairs]
 
@@ -74,6 +77,7 @@ class TestReward:
 
 
 def _kind(outcome: Outcome) -> str:
+    """Return the metric of `SHARES` that counts this outcome."""
     ran = "passed" if all(outcome.passed) else "failed"
     return f"share_{ran if outcome.status == 'ran' else outcome.status}"
 
@@ -91,12 +95,10 @@ def with_tests(task: Task, config: ProgramConfig, bad_rows: str = "error") -> Ta
         return task
     counts: Counter[str] = Counter(no_tests=0, different_tests=0, bad_tests=0)
     kept = {part: _readable(task, part, bad_rows, counts) for part in JUDGED}
-    texts = {
-        prompt: text
-        for rows in kept.values()
-        for prompt, text in zip(rows["prompt"], rows["tests"], strict=True)
-    }
-    tests = ProgramTests(texts, config)
+    tests_of_prompt = {}
+    for rows in kept.values():
+        tests_of_prompt |= zip(rows["prompt"], rows["tests"], strict=True)
+    tests = ProgramTests(tests_of_prompt, config)
     sizes = {part: len(rows) for part, rows in kept.items()}
     splits = datasets.DatasetDict({**task.splits, **kept})
     return replace(
@@ -109,23 +111,35 @@ def with_tests(task: Task, config: ProgramConfig, bad_rows: str = "error") -> Ta
 
 
 def _readable(task: Task, part: str, bad_rows: str, counts: Counter) -> datasets.Dataset:
-    rows, good = task.splits[part], []
-    # Embedded problems with the same prompt are one problem with different inputs: either tests judge both.
-    different = (
-        set() if task.name in EMBEDDED else {*zip(rows["prompt"], rows["tests"], strict=True)}
-    )
-    forms = Counter(prompt for prompt, text in different if text)
-    for i, (prompt, text) in enumerate(zip(rows["prompt"], rows["tests"], strict=True)):
-        try:
+    """Return the rows of a part with tests that can judge a response, and add the other rows to `counts` by reason.
+
+    Raises `InputError` if none is left, and with `bad_rows="error"` for tests that do not parse.
+    """
+    rows = task.splits[part]
+    # How many different tests a prompt has. With more than one nobody can tell which of them a response should pass.
+    different_tests: Counter[str] = Counter()
+    # Embedded problems with the same prompt are one problem with different inputs, so the tests of any of them will do.
+    if task.name not in EMBEDDED:
+        for prompt, text in set(zip(rows["prompt"], rows["tests"], strict=True)):
             if text:
+                different_tests[prompt] += 1
+
+    good = []
+    for i, (prompt, text) in enumerate(zip(rows["prompt"], rows["tests"], strict=True)):
+        fault = ""
+        if not text:
+            fault = "no_tests"
+        else:
+            try:
                 read_problem(text)
-            fault = "no_tests" if not text else "different_tests" if forms[prompt] > 1 else ""
-        except InputError as error:
-            if bad_rows == "error":
-                problem = " ".join(prompt.split())[:60]
-                hint = "correct them, or drop such problems with --bad_rows drop"
-                raise InputError(f"{task.name}: problem {problem!r}: {error}: {hint}") from None
-            fault = "bad_tests"
+                if different_tests[prompt] > 1:
+                    fault = "different_tests"
+            except InputError as error:
+                if bad_rows == "error":
+                    problem = " ".join(prompt.split())[:60]
+                    hint = "correct them, or drop such problems with --bad_rows drop"
+                    raise InputError(f"{task.name}: problem {problem!r}: {error}: {hint}") from None
+                fault = "bad_tests"
         if fault:
             counts[fault] += 1
         else:

@@ -39,23 +39,35 @@ CHECKS = {
 
 @functools.cache
 def rules(machine: str) -> bytes:
-    """Return the filter for a machine of `ARCHITECTURES`, as instructions of 8 bytes."""
+    """Return the filter for a machine of `ARCHITECTURES`, as instructions of 8 bytes.
+
+    An instruction is (operation, steps to skip if true, steps to skip if false, number). The kernel runs the filter for
+    each system call, on a record with the call's number at byte 0, the architecture at 4 and the arguments from 16 on.
+    """
     code = [
-        (LOAD, 0, 0, 4),
+        (LOAD, 0, 0, 4),  # Calls of another architecture have other numbers.
         (EQUAL, 1, 0, ARCHITECTURES[machine]),
         (RETURN, 0, 0, KILL),
         (LOAD, 0, 0, 0),
     ]
-    for name, numbers in CALLS.items():
-        if machine in numbers:
-            answer = _check(*CHECKS[name]) if name in CHECKS else [(RETURN, 0, 0, ALLOW)]
-            code += [(EQUAL, 0, len(answer), numbers[machine]), *answer]
-    return b"".join(struct.pack("=HBBI", *line) for line in [*code, (RETURN, 0, 0, LACKING)])
+    for name, number_on in CALLS.items():
+        if machine not in number_on:  # an old call that this machine never had
+            continue
+        answer = [(RETURN, 0, 0, ALLOW)]
+        if name in CHECKS:  # permitted with some arguments only
+            answer = _check(*CHECKS[name])
+        code += [(EQUAL, 0, len(answer), number_on[machine]), *answer]
+    code.append((RETURN, 0, 0, LACKING))  # no call of the table
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
 
 
 def _check(
     argument: int, comparison: int, values: list[int], yes: int, no: int
 ) -> list[tuple[int, ...]]:
+    """Return the instructions that answer `yes` if the comparison holds for one of the values, else `no`."""
     # The lower 32 bits are enough: the kernel itself reads only those of these arguments.
-    tests = [(comparison, len(values) - i, 0, value) for i, value in enumerate(values)]
+    tests = []
+    for i, value in enumerate(values):
+        steps_to_yes = len(values) - i  # over the other tests and `no`
+        tests.append((comparison, steps_to_yes, 0, value))
     return [(LOAD, 0, 0, 16 + 8 * argument), *tests, (RETURN, 0, 0, no), (RETURN, 0, 0, yes)]

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from marlhf_lite.utils.errors import InputError
 
 Status = Literal["compile_error", "runtime_error", "timeout", "unsupported", "ran"]
+# The worst first: a program gets the worst status of its tests.
 STATUSES: tuple[Status, ...] = ("compile_error", "runtime_error", "timeout", "unsupported", "ran")
 # What APPS's own harness imports before each program, except numpy; one by one, because Monty lacks some names.
 _IMPORTS = Path(__file__).with_name("apps_imports.txt").read_text(encoding="utf-8").splitlines()
@@ -103,6 +104,8 @@ def same(expected: Any, output: Any, rounded: bool = False) -> bool:
 
 
 def _same_single_values(expected: Any, output: Any, rounded: bool) -> bool:
+    """Return whether two values that are neither lists nor dicts are equal, as `same` says."""
+    # In Python True equals 1, and here it does not.
     if isinstance(expected, bool) or isinstance(output, bool):
         return expected is output
     are_a_float_and_a_number = {type(expected), type(output)} in ({float}, {float, int})
@@ -123,21 +126,27 @@ def _near(expected: float, output: float) -> bool:
 
 def _same_text(expected: str, output: str, rounded: bool) -> bool:
     """Return whether the texts have the same words line by line, blank lines left out."""
-    ours, theirs = (
-        [line.split() for line in text.split("\n") if line.strip()] for text in (expected, output)
-    )
-    alike = rounded and [*map(len, ours)] == [*map(len, theirs)]
-    return ours == theirs or (alike and all(map(_same_word, chain(*ours), chain(*theirs))))
+    ours = [line.split() for line in expected.split("\n") if line.strip()]
+    theirs = [line.split() for line in output.split("\n") if line.strip()]
+    if ours == theirs:
+        return True
+    # Otherwise only numbers may differ, so each line must have as many words.
+    if not rounded or [len(line) for line in ours] != [len(line) for line in theirs]:
+        return False
+    return all(map(_same_word, chain(*ours), chain(*theirs)))
 
 
 def _same_word(expected: str, output: str) -> bool:
     """Return whether words are equal; a number with a decimal point may differ by rounding, and 2.0 equals 2."""
     if expected == output:
         return True
+    # Two integers must be equal. One of the words must be written as a float, such as 2.0 or 1e6.
+    if "." not in expected + output and "e" not in output:
+        return False
     try:
         number = float(expected) if "." in expected else _whole(expected)
-        return ("." in expected + output or "e" in output) and _near(number, float(output))
-    except (ValueError, ArithmeticError):
+        return _near(number, float(output))
+    except (ValueError, ArithmeticError):  # a word that is no number
         return False
 
 
@@ -172,9 +181,11 @@ def _whole(digits: str) -> int:
 
 
 def _apps(row: dict) -> Problem:
-    name, inputs, outputs, exact = (
-        row.get(key) for key in ("fn_name", "inputs", "outputs", "exact")
-    )
+    """Return the problem of a row in the form of APPS; see `read_problem`. Raises `InputError` for other forms."""
+    name = row.get("fn_name")
+    inputs = row.get("inputs")
+    outputs = row.get("outputs")
+    is_exact = row.get("exact")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
         raise InputError(
             "the tests need 'inputs' and 'outputs', two lists of one length, as in APPS"
@@ -184,17 +195,16 @@ def _apps(row: dict) -> Problem:
             raise InputError(f"{name!r} is not the name of a function")
         if not all(isinstance(arguments, list) for arguments in inputs):
             raise InputError("with 'fn_name' each of 'inputs' is a list of arguments")
-        inputs = [[_with_int_keys(argument) for argument in arguments] for arguments in inputs]
-        outputs = [
-            [_with_int_keys(x) for x in o] if isinstance(o, list) else _with_int_keys(o)
-            for o in outputs
-        ]
+        inputs = [_with_int_keys(arguments) for arguments in inputs]
+        outputs = [_with_int_keys(value) for value in outputs]
     else:
-        inputs, outputs = map(_as_text, inputs), map(_as_text, outputs)
-    tests = [
-        Test(i, o, name or None, as_apps=not exact) for i, o in zip(inputs, outputs, strict=True)
-    ]
-    return Problem(tuple(tests), "" if exact else APPS_IMPORTS)
+        inputs = [_as_text(value) for value in inputs]
+        outputs = [_as_text(value) for value in outputs]
+    tests = []
+    for given, expected in zip(inputs, outputs, strict=True):
+        tests.append(Test(given, expected, name or None, as_apps=not is_exact))
+    head = "" if is_exact else APPS_IMPORTS
+    return Problem(tuple(tests), head)
 
 
 def _as_text(value: Any) -> str:
@@ -206,7 +216,16 @@ def _as_text(value: Any) -> str:
 
 
 def _with_int_keys(value: Any) -> Any:
-    """Return a dict whose keys are all digits with integer keys: APPS means integers, which JSON lacks as keys."""
+    """Return a dict whose keys are all digits with integer keys: APPS means integers, which JSON lacks as keys.
+
+    In a list its items are read so; what lies deeper stays unchanged, as do all other values.
+    """
+    if isinstance(value, list):
+        return [_dict_with_int_keys(item) for item in value]
+    return _dict_with_int_keys(value)
+
+
+def _dict_with_int_keys(value: Any) -> Any:
     if isinstance(value, dict) and value and all(key.isdecimal() for key in value):
         return {int(key): item for key, item in value.items()}
     return value
