@@ -28,10 +28,15 @@ def best_weights(scores: Sequence[float], n: int) -> np.ndarray:
     if not 1 <= n <= len(scores):
         what = f"there are {len(scores)} samples a prompt"
         raise InputError(f"best_of {n}: {what}: give 1 to {len(scores)}, or --eval_samples {n}")
-    weight = [math.comb(i, n - 1) / math.comb(len(scores), n) for i in range(len(scores))]
-    _, rank = np.unique(scores, return_inverse=True)
-    shared = np.bincount(rank[np.argsort(scores, kind="stable")], weight) / np.bincount(rank)
-    return shared[rank]
+    # The chance of the sample in place i if all scores differed, from the lowest to the highest.
+    chance_in_place = []
+    for i in range(len(scores)):
+        chance_in_place.append(math.comb(i, n - 1) / math.comb(len(scores), n))
+    # Samples with one score are a level: each gets the mean chance of the places that the level takes.
+    _, level = np.unique(scores, return_inverse=True)
+    level_in_place = level[np.argsort(scores, kind="stable")]
+    chance_of_level = np.bincount(level_in_place, chance_in_place) / np.bincount(level)
+    return chance_of_level[level]
 
 
 def best_of_n(
@@ -59,14 +64,16 @@ def best_of_n(
     cells = []
     groups = frame.groupby(["method", "temperature"], sort=False, dropna=False)
     for (method, temperature), group in groups:
+        # Each score is [prompts, samples]. Those that no response of this method has are left out.
         scores = {by: score_matrix(group, by).to_numpy()}
         for name in score_columns(group):
             if name != by and group[name].notna().any():
                 scores[name] = score_matrix(group, name).to_numpy()
         prompts, samples = scores[by].shape
         for n in sizes:
-            if temperature == 0 and n > 1:
+            if temperature == 0 and n > 1:  # all samples are the same
                 continue
+            # How likely each sample is the best of n; other scores are averaged with the same chances.
             weights = np.array([best_weights(row, n) for row in scores[by]])
             cell = {
                 "method": method,
@@ -77,7 +84,8 @@ def best_of_n(
                 "by": by,
             }
             for name, values in scores.items():
-                cell[name] = bootstrap_mean((weights * values).sum(1), RESAMPLES)._asdict()
+                of_prompts = (weights * values).sum(1)
+                cell[name] = bootstrap_mean(of_prompts, RESAMPLES)._asdict()
             cell["kl_bound"] = math.log(n) - (n - 1) / n
             cells.append(cell)
     return cells

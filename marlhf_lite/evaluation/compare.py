@@ -41,7 +41,9 @@ def compare(paths: Sequence[str | Path], baseline: str = "") -> list[dict]:
         InputError: fewer than two methods, different prompts, scores of different reward models or rewards, no such
             baseline, or as `read_responses`.
     """
-    answers = _read_all(list(dict.fromkeys(map(str, paths))))
+    different_paths = list(dict.fromkeys(map(str, paths)))
+    answers = _read_all(different_paths)
+    # With several temperatures a name has its own, such as "PPO T=0.8". `methods` has the method of each name.
     named = name_temperatures(answers)
     entries = dict(list(named.groupby("method", sort=False)))
     methods = dict(zip(named["method"], answers["method"], strict=True))
@@ -52,16 +54,17 @@ def compare(paths: Sequence[str | Path], baseline: str = "") -> list[dict]:
     baselines = find_baselines(methods, baseline or "SFT")
     for name, base in baselines.items():
         _check_alike(base, entries[base], name, entries[name])
-    if len(_scorers(answers, "reference")) > 1:
+    if len(_scorers(answers, "reference")) > 1:  # KLs to different SFT models
         answers = answers.drop(columns=[name for name in KLS if name in answers])
     summary = summarise(answers, baseline or "SFT")
     for row in summary:
         name = row["method"]
-        mine, base = entries[name], baselines[name]
-        row |= {"baseline": base, "samples": len(mine) // row["prompts"]}
+        rows_of_method = entries[name]
+        base = baselines[name]
+        row |= {"baseline": base, "samples": len(rows_of_method) // row["prompts"]}
         for score in scores_of_summary([row]):
-            if f"{score}_gain" in row:
-                row[f"{score}_wins"] = _wins(mine, entries[base], score)
+            if f"{score}_gain" in row:  # not of a baseline itself
+                row[f"{score}_wins"] = _wins(rows_of_method, entries[base], score)
     return summary
 
 
@@ -82,34 +85,56 @@ def comparison_note(summary: Sequence[dict]) -> str:
 
 def _read_all(paths: Sequence[str]) -> pd.DataFrame:
     """Return the responses of all paths; a method that is in several is called "path: method"."""
-    parts = {path: read_responses(path) for path in paths}
-    places = Counter()
-    for rows in parts.values():
-        places.update(set(rows["method"]))
-    for path, rows in parts.items():
-        names = {name: f"{path}: {name}" for name in rows["method"].unique() if places[name] > 1}
-        parts[path] = rows.assign(method=rows["method"].replace(names))
-    return pd.concat(list(parts.values()), ignore_index=True)
+    rows_of_path = {path: read_responses(path) for path in paths}
+    paths_with_method: Counter[str] = Counter()
+    for rows in rows_of_path.values():
+        paths_with_method.update(set(rows["method"]))
+    for path, rows in rows_of_path.items():
+        new_names = {}
+        for name in rows["method"].unique():
+            if paths_with_method[name] > 1:
+                new_names[name] = f"{path}: {name}"
+        rows_of_path[path] = rows.assign(method=rows["method"].replace(new_names))
+    return pd.concat(list(rows_of_path.values()), ignore_index=True)
 
 
 def _check_alike(base: str, ours: pd.DataFrame, name: str, theirs: pd.DataFrame) -> None:
+    """Raise `InputError` unless two methods answered the same prompts, and the same models or code scored them.
+
+    `base` and `name` are the methods' names. Answers that do not tell who scored them are accepted.
+    """
     check_same_prompts(base, ours, name, theirs)
     for column, scorers in (("rm", "reward models"), ("reward", "rewards")):
-        marks = [_scorers(rows, column) for rows in (ours, theirs)]
-        if all(marks) and len(names := set.union(*marks)) > 1:
+        scorers_of_ours = _scorers(ours, column)
+        scorers_of_theirs = _scorers(theirs, column)
+        names = scorers_of_ours | scorers_of_theirs
+        if scorers_of_ours and scorers_of_theirs and len(names) > 1:
             what = f"scored by different {scorers} ({', '.join(sorted(names))})"
             raise InputError(f"{base} and {name}: {what}: evaluate both with the same --{column}")
 
 
 def _scorers(rows: pd.DataFrame, column: str) -> set[str]:
-    """Return the names of the scorers; unnamed gold scores are the data's own, unnamed RM scores are unknown."""
-    names = set(rows[column].dropna()) - {""} if column in rows else set()
-    own = column == "reward" and "gold" in rows and rows["gold"].notna().any()
-    return names or ({"the data's gold score"} if own else set())
+    """Return the names of the scorers that the rows tell: fingerprints of models, or versions of code.
+
+    Gold scores without a name are the data's own. Scores of a reward model without a name are by an unknown one.
+    """
+    names = set()
+    if column in rows:
+        names = set(rows[column].dropna()) - {""}
+    if names:
+        return names
+    has_gold = column == "reward" and "gold" in rows and rows["gold"].notna().any()
+    return {"the data's gold score"} if has_gold else set()
 
 
 def _wins(rows: pd.DataFrame, base: pd.DataFrame, score: str) -> dict:
-    ours, theirs = score_matrix(rows, score), score_matrix(base, score)
-    theirs = theirs.loc[ours.index].to_numpy()
-    wins = (np.sign(ours.to_numpy()[:, :, None] - theirs[:, None, :]) / 2 + 0.5).mean((1, 2))
-    return wilson(float(wins.sum()), len(wins))._asdict()
+    """Return the share of prompts at which `rows` score higher than `base`, ties as half, with Wilson's interval.
+
+    With several samples a prompt counts by the share of all pairs of a sample of `rows` and one of `base`.
+    """
+    ours = score_matrix(rows, score)  # [prompts, samples]
+    theirs = score_matrix(base, score).loc[ours.index]
+    differences = ours.to_numpy()[:, :, None] - theirs.to_numpy()[:, None, :]
+    wins_of_pairs = np.sign(differences) / 2 + 0.5  # 1, 0.5 or 0
+    wins_of_prompts = wins_of_pairs.mean((1, 2))
+    return wilson(float(wins_of_prompts.sum()), len(wins_of_prompts))._asdict()

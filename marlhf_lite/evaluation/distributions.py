@@ -25,10 +25,12 @@ def score_table(responses: pd.DataFrame | Sequence[Mapping]) -> pd.DataFrame:
     check_one_temperature(frame)
     groups = frame.groupby("method", sort=False)
     columns = {method: score_matrix(rows, "rm_score").stack() for method, rows in groups}
+    # pandas joins by (id, sample), sorted, and leaves NaN where a method lacks one.
     table = pd.DataFrame(columns)
     if table.isna().any(axis=None):
         raise InputError(f"{', '.join(columns)}: prompts or samples differ: evaluate all alike")
-    return table.loc[next(iter(columns.values())).index]
+    order_of_rows = next(iter(columns.values())).index
+    return table.loc[order_of_rows]
 
 
 def distributions(scores: pd.DataFrame) -> list[dict]:
@@ -47,8 +49,9 @@ def distributions(scores: pd.DataFrame) -> list[dict]:
         for threshold in np.quantile(base, TAILS).tolist():
             tail = {"threshold": threshold, "share": _share(values < threshold)}
             if method != base.name:
-                shares = (_by_prompt(x < threshold) for x in (values, base))
-                tail["change"] = paired_bootstrap(*shares)._asdict()
+                ours = _by_prompt(values < threshold)
+                of_baseline = _by_prompt(base < threshold)
+                tail["change"] = paired_bootstrap(ours, of_baseline)._asdict()
             below.append(tail)
         rows.append(
             {
@@ -71,15 +74,18 @@ def shifts(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def _by_prompt(values: pd.Series) -> pd.Series:
+    """Return the mean over the samples of each prompt."""
     return values.groupby(level="id", sort=False).mean()
 
 
 def _location(values: pd.Series) -> dict:
+    """Return `mean` and `quantiles` of `distributions`."""
     quantiles = values.quantile(list(QUANTILES)).to_dict()
     return {"mean": bootstrap_mean(_by_prompt(values))._asdict(), "quantiles": quantiles}
 
 
 def _share(below: pd.Series) -> dict:
+    """Return the share of True with Wilson's interval, as wide as for one sample per prompt."""
     prompts = _by_prompt(below)
     return wilson(float(prompts.sum()), len(prompts))._asdict()
 

@@ -19,9 +19,11 @@ from marlhf_lite.utils.random_states import random_states, set_random_states
 
 def numbers_of_tests(has_gold: bool) -> list[str]:
     """Return the names of the numbers that `HeldOutEvaluation` finds."""
-    scores = ["score", "gold"] if has_gold else ["score"]
-    parts = ("mean", "sft", "win_rate")
-    return [*(f"{score}_{part}" for score in scores for part in parts), *KLS, "tokens", "ended"]
+    names = []
+    for score in ["score", "gold"] if has_gold else ["score"]:
+        for part in ("mean", "sft", "win_rate"):
+            names.append(f"{score}_{part}")
+    return [*names, *KLS, "tokens", "ended"]
 
 
 @dataclass
@@ -39,37 +41,53 @@ class HeldOutEvaluation:
     start: pd.DataFrame | None = field(default=None, init=False)  # the SFT model's answers
 
     def __call__(self, models: PPOModels) -> dict[str, float]:
-        """Return means over the prompts, and win rates (a tie counts half) by reward and by gold."""
-        if self.start is None:
+        """Return means over the prompts, and win rates against SFT (a tie counts half) by reward and by gold."""
+        if self.start is None:  # the SFT model's answers never change
             self.start = self._answers(models.reference, models, "SFT")
-        ours, metrics = self._answers(models.policy, models, "policy"), {}
+        ours = self._answers(models.policy, models, "policy")
+        metrics = {}
         for column in score_columns(ours):
-            scores, base = ours[column], self.start[column]
+            scores = ours[column]
+            scores_of_sft = self.start[column]
             # As in training, what the reward gives is the score, whatever the reward is.
             name = "gold" if column == "gold" else "score"
-            metrics |= {f"{name}_mean": scores.mean(), f"{name}_sft": base.mean()}
-            metrics[f"{name}_win_rate"] = (np.sign(scores - base) / 2 + 0.5).mean()
+            wins = np.sign(scores - scores_of_sft) / 2 + 0.5  # 1, 0.5 or 0
+            metrics[f"{name}_mean"] = scores.mean()
+            metrics[f"{name}_sft"] = scores_of_sft.mean()
+            metrics[f"{name}_win_rate"] = wins.mean()
         metrics |= ours[[*KLS, "tokens", "ended"]].astype(float).mean()
         return {name: float(value) for name, value in metrics.items()}
 
     def _answers(self, policy: PolicyModel, models: PPOModels, name: str) -> pd.DataFrame:
-        """Return answers to all prompts; each process gives its share of them."""
-        processes = PartialState()
-        rank, count = processes.process_index, processes.num_processes
-        training, states = policy.model.training, random_states()
-        # for rewards that draw; answers have their own
+        """Return answers to all prompts; each process gives its share of them.
+
+        Random states and the policy's mode are afterwards as they were, so that training goes on as without this.
+        """
+        rank = PartialState().process_index
+        count = PartialState().num_processes
+        was_training = policy.model.training
+        states = random_states()
+        # The answers have seeds of their own; this one is for rewards that draw, differently in each process.
         set_seed((self.held_out.seed + 100_003 * rank) % 2**32)
         try:
             prompts = self.held_out.prompts
             share = prompts[rank::count]
-            # If models are in shards, all processes answer the same number: those with one fewer repeat a prompt.
-            missing = math.ceil(len(prompts) / count) - len(share) if is_sharded(policy) else 0
-            ours = replace(self.held_out, prompts=[*share, *prompts[:1] * missing])
+            to_answer = share
+            # Processes that share the weights must run equally many passes: those with one prompt fewer repeat one.
+            is_one_short = len(share) < math.ceil(len(prompts) / count)
+            if is_sharded(policy) and is_one_short:
+                to_answer = [*share, prompts[0]]
             with gathered_outside_layers(policy):
-                rows = answer(policy, models.reference, ours, self.reward, self.gold, name).head(
-                    len(share)
+                rows = answer(
+                    policy,
+                    models.reference,
+                    replace(self.held_out, prompts=to_answer),
+                    reward=self.reward,
+                    gold=self.gold,
+                    name=name,
                 )
+            rows = rows.head(len(share))
         finally:
             set_random_states(states)
-            policy.train(training)
+            policy.train(was_training)
         return to_frame(gather_object(rows.to_dict("records")))

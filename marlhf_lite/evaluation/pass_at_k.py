@@ -38,24 +38,26 @@ def pass_rates(
     Returns:
         Dicts with method, difficulty, problems, and `pass@k` as an interval; the bootstrap draws problems.
     """
-    rows = []
-    for method, rows_of in name_temperatures(responses).groupby("method", sort=False):
-        shares = score_matrix(rows_of, "gold")
-        samples = shares.shape[1]
-        counts = (shares == 1).sum(axis=1)  # of a problem's programs, those that pass all tests
-        prompts = rows_of.drop_duplicates("id").set_index("id")["prompt"].reindex(counts.index)
-        strata = prompts.map(difficulty or {})
-        levels = [name for name in strata.dropna().unique() if name]
-        ordered = [name for name in STRATA if name in levels] + sorted(set(levels) - set(STRATA))
+    table = []
+    for method, rows in name_temperatures(responses).groupby("method", sort=False):
+        # How many of each problem's programs pass all tests.
+        shares_of_tests = score_matrix(rows, "gold")  # [problems, samples]
+        samples = shares_of_tests.shape[1]
+        passing = (shares_of_tests == 1).sum(axis=1)
+        # The difficulty of each problem, and the difficulties in order: first those of `STRATA`, then others.
+        prompts = rows.drop_duplicates("id").set_index("id")["prompt"].reindex(passing.index)
+        difficulty_of = prompts.map(difficulty or {})
+        found = {name for name in difficulty_of.dropna().unique() if name}
+        ordered = [name for name in STRATA if name in found] + sorted(found - set(STRATA))
         for stratum in [*ordered, ALL]:
-            chosen = counts if stratum == ALL else counts[strata == stratum]
+            chosen = passing if stratum == ALL else passing[difficulty_of == stratum]
             row = {"method": method, "difficulty": stratum, "problems": len(chosen)}
-            for k in (k for k in ks if k <= samples):
-                row[f"pass@{k}"] = bootstrap_mean(
-                    [pass_at_k(samples, int(count), k) for count in chosen]
-                )._asdict()
-            rows.append(row)
-    return rows
+            for k in ks:
+                if k <= samples:
+                    chances = [pass_at_k(samples, int(count), k) for count in chosen]
+                    row[f"pass@{k}"] = bootstrap_mean(chances)._asdict()
+            table.append(row)
+    return table
 
 
 def pass_table(rows: Sequence[Mapping]) -> str:

@@ -51,8 +51,8 @@ from marlhf_lite.utils.less_memory import in_batches
 from marlhf_lite.utils.run_folder import SAMPLES
 from marlhf_lite.utils.user_code import named_errors
 
-SETTINGS = "settings.json"
-KEY = ["id", "sample", "seed"]
+SETTINGS = "settings.json"  # beside stored responses: what they come from
+KEY = ["id", "sample", "seed"]  # what identifies a response in a store
 # Files of responses
 
 
@@ -64,12 +64,14 @@ class ResponseStore:
     """
 
     def __init__(self, root: str | Path, method: str, settings: Mapping):
-        digest = hashlib.sha256(json.dumps(dict(settings), sort_keys=True).encode()).hexdigest()[:8]
-        name = re.sub(r"[^A-Za-z0-9_=+-]+", "-", method)
+        settings_as_text = json.dumps(dict(settings), sort_keys=True)
+        digest = hashlib.sha256(settings_as_text.encode()).hexdigest()[:8]
+        name = re.sub(r"[^A-Za-z0-9_=+-]+", "-", method)  # characters of a plain file name
         self.folder = Path(root) / f"{name}-T{settings['temperature']:g}-{digest}"
         self.settings = {"method": method, **settings}
         self.path = self.folder / SAMPLES
-        self.rows = _read([self.path], ("id", "token_ids", "ended")).set_index(KEY)
+        rows = _read([self.path], needed=("id", "token_ids", "ended"))  # none if there is no file
+        self.rows = rows.set_index(KEY)
 
     def add(self, rows: pd.DataFrame) -> None:
         """Write responses at once, so that an interruption cannot lose them."""
@@ -99,10 +101,13 @@ def read_responses(path: str | Path) -> pd.DataFrame:
     a response, a score that is not finite, and a repeated response.
     """
     path = Path(path).expanduser()
-    stores = sorted(path.glob(f"*/{SETTINGS}")) or sorted(path.glob(f"*/*/{SETTINGS}"))
-    files = [file for file in (path, path / SAMPLES) if file.is_file()] or [
-        p.with_name(SAMPLES) for p in stores
-    ]
+    if path.is_file():
+        files = [path]
+    elif (path / SAMPLES).is_file():
+        files = [path / SAMPLES]
+    else:  # stores, in this folder or in a folder of it, as in a run
+        stores = sorted(path.glob(f"*/{SETTINGS}")) or sorted(path.glob(f"*/*/{SETTINGS}"))
+        files = [settings.with_name(SAMPLES) for settings in stores]
     rows = _read(files)
     if not len(rows):
         what = "no answers in it" if path.exists() else "no such file or folder"
@@ -113,17 +118,20 @@ def read_responses(path: str | Path) -> pd.DataFrame:
 
 
 def _read(files: Sequence[Path], needed: Sequence[str] = ()) -> pd.DataFrame:
-    """Return the rows of files. Raises `InputError` for one that is not a response, lacks a column or is repeated."""
+    """Return the rows of files, in order.
+
+    `needed` are columns that each must have beside prompt, method and response. Raises `InputError` for a row that
+    lacks one, has a number that is not finite, or is repeated.
+    """
     rows = []
     for file in files:
         for number, row in enumerate(read_lines(file), 1):
-            missing = [
-                name for name in ("prompt", "method", "response", *needed) if row.get(name) is None
-            ]
-            if missing:
-                raise InputError(
-                    f"{file}, row {number}: no {missing[0]}: give answers that `marlhf evaluate` wrote"
-                )
+            for name in ("prompt", "method", "response", *needed):
+                if row.get(name) is None:
+                    raise InputError(
+                        f"{file}, row {number}: no {name}: give answers that `marlhf evaluate` wrote"
+                    )
+            # What scores of code depend on begins with the reward's name, which is also the name of its column.
             reward = str(row.get("reward") or "").split(", ")[0]
             is_of_code = ":" in reward
             if is_of_code and "gold" in row and reward not in row:
@@ -138,10 +146,12 @@ def _read(files: Sequence[Path], needed: Sequence[str] = ()) -> pd.DataFrame:
                     )
             rows.append(row)
     frame = to_frame(rows)
-    for id, method in frame.loc[
-        frame.duplicated(["method", "temperature", *KEY]), ["id", "method"]
-    ].to_numpy():
-        raise InputError(f"{files[-1]}: id {id} of {method} is there twice: delete one of them")
+    repeated = frame[frame.duplicated(["method", "temperature", *KEY])]
+    if len(repeated):
+        first = repeated.iloc[0]
+        raise InputError(
+            f"{files[-1]}: id {first['id']} of {first['method']} is there twice: delete one of them"
+        )
     return frame
 
 
@@ -182,12 +192,14 @@ class HeldOutPrompts:
     ) -> pd.DataFrame:
         """Return a response to each wanted prompt (some of `keyed`), with the columns of `score(rollout)`."""
         prompts = wanted.tolist()
-        # independent of the checkpoint
+        # The random numbers of a response come from its name, which does not depend on the checkpoint.
         names = tuple(f"{seed}/{id}/{sample}" for id, sample, seed in wanted.index)
         sampling = replace(SeededSampling.like(self.sampling), seed_names=names)
+        # 0: all rows at a time. Who calls this gives as many as fit, and halves them when memory ends.
         rollout, _ = generate_in_batches(
             self.sampler, 0, policy.model, self.tokenizer, prompts, sampling
         )
+        # Errors name --sampler if it is a user's.
         with named_errors("sampler", getattr(self.sampler, "name", "")):
             check_sampled(rollout, policy)
         columns = {
@@ -195,9 +207,12 @@ class HeldOutPrompts:
             "temperature": float(self.sampling.temperature),
             "prompt": prompts,
         }
-        ends = zip(rollout.response_ids.tolist(), rollout.ends.tolist(), strict=True)
-        columns["token_ids"] = [ids[:end] for ids, end in ends]
-        columns |= {} if rollout.turns is None else {"turns": rollout.turns}
+        token_ids = []
+        for ids, end in zip(rollout.response_ids.tolist(), rollout.ends.tolist(), strict=True):
+            token_ids.append(ids[:end])  # without padding
+        columns["token_ids"] = token_ids
+        if rollout.turns is not None:  # of an environment
+            columns["turns"] = rollout.turns
         return pd.DataFrame(columns | score(rollout), index=wanted.index, dtype=object)
 
 
@@ -209,7 +224,10 @@ def answer(
     gold: GoldScore | None = None,
     name: str = "policy",
 ) -> pd.DataFrame:
-    """Return a scored response of a loaded policy to each prompt, with the columns of `evaluate_checkpoints`."""
+    """Return a scored response of a loaded policy to each prompt, with the columns of `evaluate_checkpoints`.
+
+    `name` is what the column `method` has. Nothing is stored, and the policy stays in eval mode.
+    """
     policy.eval()
     rewards = [reward] if reward else []
 
@@ -220,29 +238,40 @@ def answer(
         return columns
 
     generate = partial(held_out.generate, policy, method=name, score=score)
-    rows = _in_batches(generate, held_out.keyed(1), held_out.batch_size, f"answers of {name}")
-    return to_frame(pd.concat(rows).reset_index() if rows else [])
+    wanted = held_out.keyed(1)  # one sample of each prompt
+    batches = _in_batches(generate, wanted, held_out.batch_size, f"answers of {name}")
+    if not batches:
+        return to_frame([])
+    return to_frame(pd.concat(batches).reset_index())
 
 
 def restore(
     tokenizer, responses: pd.DataFrame | Sequence[Mapping], device: torch.device | str = "cpu"
 ) -> Rollout:
     """Return the rollout of stored responses, with the same tokens, to score or segment it again."""
-    responses = responses if isinstance(responses, pd.DataFrame) else to_frame(responses)
-    prompts, texts, tokens, ended = (
-        responses[name].tolist() for name in ("prompt", "response", "token_ids", "ended")
-    )
-    # `token_ids` are then those of both sides
-    if "turns" in responses and responses["turns"].notna().all():
+    if not isinstance(responses, pd.DataFrame):
+        responses = to_frame(responses)
+    prompts = responses["prompt"].tolist()
+    tokens = responses["token_ids"].tolist()
+    ended = responses["ended"].tolist()
+    is_of_environment = "turns" in responses and responses["turns"].notna().all()
+    if is_of_environment:  # `token_ids` are those of both sides
         stored = zip(prompts, tokens, responses["turns"], ended, strict=True)
         return from_turns(tokenizer, [Dialogue(*row) for row in stored]).to(device)
     rollout = from_tokens(tokenizer, prompts, tokens, [tokenizer.eos_token_id])
-    ended = torch.tensor(ended, dtype=torch.bool)  # also by tokens other than the tokenizer's EOS
-    return replace(rollout, responses=texts, ended=ended).to(device)
+    # What is stored wins: a response may have ended by another token than the tokenizer's EOS.
+    return replace(
+        rollout,
+        responses=responses["response"].tolist(),
+        ended=torch.tensor(ended, dtype=torch.bool),
+    ).to(device)
 
 
 def _in_batches(work: Callable, rows: pd.Series | pd.DataFrame, size: int, name: str) -> list:
-    """Return what `work` does with the rows, `size` at a time, or half as many if memory ends."""
+    """Return the results of `work` on the rows, `size` of them at a time, or half as many from when memory ends.
+
+    `name` stands beside the bar of progress.
+    """
     with tqdm(total=len(rows), desc=name, disable=not len(rows), leave=False) as progress:
 
         def work_on(part: slice):
@@ -286,48 +315,59 @@ def evaluate_checkpoints(
     Raises:
         InputError: a folder without weights, or a broken stored file.
     """
-    prints = {name: model_hash(path, name)[:12] for name, path in checkpoints.items()}
-    marks = {
-        name: model_hash(path, name)[:12]
-        for name in ("reference", "rm")
-        if (path := getattr(scorers, name))
-    }
-    by_code = scorers.columns_of_code()
-    if by_code:
+    # 1. Fingerprints: of the checkpoints, on which responses depend, and of what scores them.
+    fingerprints = {name: model_hash(path, name)[:12] for name, path in checkpoints.items()}
+    marks = {}
+    if scorers.reference:
+        marks["reference"] = model_hash(scorers.reference, "reference")[:12]
+    if scorers.rm:
+        marks["rm"] = model_hash(scorers.rm, "rm")[:12]
+    columns_of_code = scorers.columns_of_code()
+    if columns_of_code:
         marks["reward"] = scorers.version_of_code()
-    wanted, tables = held_out.keyed(samples), []
+
+    # 2. For each checkpoint and temperature read the store of their responses, and complete it.
+    prompts_of_all_samples = held_out.keyed(samples)
+    tables = []
     for name, path in checkpoints.items():
-        load = scorers.policy(Path(path))
+        load = scorers.policy(
+            Path(path)
+        )  # a function, which loads the policy when it is first called
         for temperature in dict.fromkeys(temperatures or (held_out.sampling.temperature,)):
             at_temperature = replace(
                 held_out, sampling=replace(held_out.sampling, temperature=float(temperature))
             )
+            # Everything on which a response depends. The seeds' names are in the key of each response.
             settings = {
-                "fingerprint": prints[name],
+                "fingerprint": fingerprints[name],
                 "model": model,
                 **vars(at_temperature.sampling),
             }
             del settings["seed_names"]
-            settings |= {"engine": key} if (key := getattr(held_out.sampler, "key", "")) else {}
-            # the same text has other tokens
+            # An environment or servers give other answers than `generate`.
+            engine = getattr(held_out.sampler, "key", "")
+            if engine:
+                settings["engine"] = engine
+            # With a chat template the same text has other tokens.
             if getattr(held_out.tokenizer, "expects_chats", False):
                 settings["end_of_turn"] = held_out.tokenizer.eos_token
             store = ResponseStore(folder, name, settings)
-            asked = (
-                wanted if temperature > 0 else wanted[wanted.index.get_level_values("sample") == 0]
-            )
-            _fill(store, asked, at_temperature, load, scorers, marks)
-            tables.append(to_frame(store.rows.loc[asked.index].reset_index()))
+            wanted = prompts_of_all_samples
+            if temperature == 0:  # all samples would be the same
+                wanted = wanted[wanted.index.get_level_values("sample") == 0]
+            _fill(store, wanted, at_temperature, load, scorers, marks)
+            tables.append(to_frame(store.rows.loc[wanted.index].reset_index()))
     rows = pd.concat(tables, ignore_index=True)
-    # A store may have scores that nobody asks for now.
-    not_asked = set(score_columns(rows)) - {"rm_score", *by_code}
+
+    # 3. Leave out scores of earlier evaluations that nobody asks for now.
+    left_out = set(score_columns(rows)) - {"rm_score", *columns_of_code}
     if not scorers.reference:
-        not_asked |= {*KLS, "reference"}
+        left_out |= {*KLS, "reference"}
     if not scorers.rm:
-        not_asked |= {"rm_score", "rm"}
+        left_out |= {"rm_score", "rm"}
     if not marks.get("reward"):
-        not_asked.add("reward")
-    return rows.drop(columns=[name for name in rows if name in not_asked])
+        left_out.add("reward")
+    return rows.drop(columns=[name for name in rows if name in left_out])
 
 
 def _fill(
@@ -338,38 +378,47 @@ def _fill(
     scorers: Scorers,
     marks: dict,
 ) -> None:
-    """Score again what other models or code than those of `marks` scored, and generate the missing responses."""
+    """Score again what other models or code than those of `marks` scored, and generate the missing responses.
+
+    `wanted` are the prompts by KEY, `load` loads the policy, and `marks` has the fingerprint of what scores each
+    column. All of it is written to the store batch by batch.
+    """
 
     def score(rollout: Rollout) -> dict:
         return scorers.score(rollout, load) | marks
 
-    there = wanted.index.isin(store.rows.index)
-    stored = store.rows.loc[wanted.index[there]]
-    missing = wanted[~there]
-    method = store.settings["method"]
-    stored = stored.assign(
-        prompt=wanted[there]
-    )  # a `Prompt` with its row's columns; the file has its text
-    by_code = scorers.columns_of_code()
-    has = stored.reindex(columns=[*marks, *by_code]).astype(object)
+    is_stored = wanted.index.isin(store.rows.index)
+    missing = wanted[~is_stored]
+    stored = store.rows.loc[wanted.index[is_stored]]
+    # The file has a prompt's text alone. A reward may need the columns of its row, which the wanted `Prompt` has.
+    stored = stored.assign(prompt=wanted[is_stored])
+
+    # A stored response is fresh if what scored it has today's fingerprints, and no score is missing.
+    columns_of_code = scorers.columns_of_code()
+    found = stored.reindex(columns=[*marks, *columns_of_code]).astype(object)
     # A true score of the data has no version, so its mark is empty.
-    same_scorers = has[[*marks]].fillna({"reward": ""}) == pd.Series(marks, dtype=object)
-    fresh = same_scorers.all(axis=1) & has[by_code].notna().all(axis=1)
+    has_mark = found[[*marks]].fillna({"reward": ""}) == pd.Series(marks, dtype=object)
+    is_fresh = has_mark.all(axis=1) & found[columns_of_code].notna().all(axis=1)
+
     # The longest prompts first: little padding, and memory ends at the start if at all.
-    lengths = []
     if len(missing):
-        lengths = [-len(ids) for ids in encode_prompts(held_out.tokenizer, missing.tolist())]
-    missing = missing.iloc[np.argsort(lengths, kind="stable")]
+        token_ids = encode_prompts(held_out.tokenizer, missing.tolist())
+        order = np.argsort([-len(ids) for ids in token_ids], kind="stable")
+        missing = missing.iloc[order]
+
+    method = store.settings["method"]
 
     def score_again(rows: pd.DataFrame) -> None:
-        rollout = restore(held_out.tokenizer, rows, next(load().parameters()).device)
+        device = next(load().parameters()).device
+        rollout = restore(held_out.tokenizer, rows, device)
         # Scores by code lose their version, which is overwritten. The reward model's score has a mark of its own.
         rows = rows.drop(columns=set(score_columns(rows)) - {"rm_score"})
-        store.replace(rows.assign(**pd.DataFrame(score(rollout), index=rows.index, dtype=object)))
+        scores = pd.DataFrame(score(rollout), index=rows.index, dtype=object)
+        store.replace(rows.assign(**scores))
 
     def add(rows: pd.Series) -> None:
         store.add(held_out.generate(load(), rows, method, score))
 
-    name, size = f"{method}, T={held_out.sampling.temperature:g}", held_out.batch_size
-    _in_batches(score_again, stored[~fresh], size, f"{name}, scores")
-    _in_batches(add, missing, size, name)
+    name = f"{method}, T={held_out.sampling.temperature:g}"
+    _in_batches(score_again, stored[~is_fresh], held_out.batch_size, f"{name}, scores")
+    _in_batches(add, missing, held_out.batch_size, name)

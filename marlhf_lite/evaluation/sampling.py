@@ -23,9 +23,8 @@ def uniform_numbers(names: Sequence[str], length: int) -> Tensor:
     """Return [B, T] uniform numbers in [0, 1), a row for each name; a row depends only on its name."""
     rows = []
     for name in names:
-        seed = int.from_bytes(
-            hashlib.sha256(name.encode("utf-8", "backslashreplace")).digest()[:8], "big"
-        )
+        digest = hashlib.sha256(name.encode("utf-8", "backslashreplace")).digest()
+        seed = int.from_bytes(digest[:8], "big")
         rows.append(torch.rand(length, generator=torch.Generator().manual_seed(seed)))
     return torch.stack(rows) if rows else torch.zeros(0, length)
 
@@ -38,25 +37,34 @@ class InverseTransformSampler(LogitsProcessor):
     """
 
     def __init__(self, uniforms: Tensor, sampling: Sampling):
-        self.uniforms, self.sampling, self.prompt_width = uniforms, sampling, None
+        self.uniforms = uniforms
+        self.sampling = sampling
+        self.prompt_width: int | None = None  # of the first call
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Return scores [B, V] that are 0 at the token that is drawn and −∞ at all others; `input_ids` [B, L]."""
         if self.prompt_width is None:
             self.prompt_width = input_ids.shape[1]
-        kept = min(self.sampling.top_k or scores.shape[1], scores.shape[1])
-        # the most probable first
+        step = input_ids.shape[1] - self.prompt_width  # tokens of the response so far
+
+        # 1. Probabilities [B, K] of the K most probable tokens, the most probable first, by temperature and top-k.
+        vocabulary = scores.shape[1]
+        kept = min(self.sampling.top_k or vocabulary, vocabulary)  # 0: all
         logits, tokens = (scores.float() / self.sampling.temperature).topk(kept)
         p = logits.softmax(-1)
+        # 2. Top-p drops a token if those before it reach top-p without it.
         if self.sampling.top_p < 1:
-            p = p.masked_fill(p.cumsum(-1) - p >= self.sampling.top_p, 0.0)
+            before = p.cumsum(-1) - p
+            p = p.masked_fill(before >= self.sampling.top_p, 0.0)
+        # 3. The token at which the sum of probabilities passes u, which is uniform between 0 and their total.
         reached = p.cumsum(-1)
-        u = (
-            self.uniforms[:, input_ids.shape[1] - self.prompt_width, None].to(scores.device)
-            * reached[:, -1:]
-        )
+        total = reached[:, -1:]
+        u = self.uniforms[:, step, None].to(scores.device) * total
         place = (reached <= u).sum(-1, keepdim=True)
-        place = place.minimum((p > 0).sum(-1, keepdim=True) - 1)  # u may round up to the total
-        return torch.full_like(scores, -torch.inf).scatter_(1, tokens.gather(1, place), 0.0)
+        last_possible = (p > 0).sum(-1, keepdim=True) - 1
+        place = place.minimum(last_possible)  # u may round up to the total
+        drawn = tokens.gather(1, place)
+        return torch.full_like(scores, -torch.inf).scatter_(1, drawn, 0.0)
 
 
 @dataclass(frozen=True)
@@ -83,14 +91,16 @@ class SeededSampling(Sampling):
 
     def arguments(self) -> dict:
         """Return arguments of `generate`: with uniform numbers, greedy over what `InverseTransformSampler` leaves."""
-        arguments = super().arguments() | (
-            {} if self.past is None else {"past_key_values": self.past}
-        )
+        arguments = super().arguments()
+        if self.past is not None:
+            arguments["past_key_values"] = self.past
         processors = LogitsProcessorList(self.processors)
         if self.temperature > 0 and self.uniforms is not None:
             processors.append(InverseTransformSampler(self.uniforms, self))
             arguments |= {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
-        return arguments | ({"logits_processor": processors} if processors else {})
+        if processors:
+            arguments["logits_processor"] = processors
+        return arguments
 
 
 @torch.no_grad()
@@ -99,32 +109,37 @@ def generate_seeded(model, tokenizer, prompts: Sequence[str], sampling: Sampling
 
     `sampling.seed_names` [B] identify responses, such as "seed/prompt/sample"; torch's random state stays unused.
     """
-    rows, past = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}, None
-    if len(rows) < len(prompts):
-        ids, mask = pad(encode_prompts(tokenizer, list(rows)), tokenizer.pad_token_id, left=True)
+    row_of_prompt = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
+    past = None
+    if len(row_of_prompt) < len(prompts):  # some are repeated
+        different = list(row_of_prompt)
+        ids, mask = pad(encode_prompts(tokenizer, different), tokenizer.pad_token_id, left=True)
         device = next(model.parameters()).device
-        past = read_all_but_last(
-            model, ids.to(device), mask.to(device), [rows[prompt] for prompt in prompts]
-        )
+        rows = [row_of_prompt[prompt] for prompt in prompts]
+        past = read_all_but_last(model, ids.to(device), mask.to(device), rows)
     uniforms = uniform_numbers(sampling.seed_names, sampling.max_new_tokens)
-    return generate(
-        model,
-        tokenizer,
-        prompts,
-        replace(SeededSampling.like(sampling), past=past, uniforms=uniforms),
-    )
+    seeded = replace(SeededSampling.like(sampling), past=past, uniforms=uniforms)
+    return generate(model, tokenizer, prompts, seeded)
 
 
 @torch.no_grad()
 def read_all_but_last(model, ids: Tensor, mask: Tensor, rows: Sequence[int]):
-    """Return a cache of all tokens but the last of some rows of `ids` [N, P], which may repeat; None if P is 1."""
-    ids, mask = ids[:, :-1], mask[:, :-1]
+    """Return a cache of keys and values of all tokens but the last; None if P is 1.
+
+    `ids` and `mask` [N, P] are different prompts, each of which is read once. `rows` [B] says which of them each row of
+    the cache is, so a prompt may be repeated. `generate` reads the last token itself, because it needs its logits.
+    """
+    ids = ids[:, :-1]
+    mask = mask[:, :-1]
     if not ids.shape[1]:
         return None
-    places = position_ids(mask)
     output = model(
-        input_ids=ids, attention_mask=mask, position_ids=places, use_cache=True, logits_to_keep=1
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=position_ids(mask),
+        use_cache=True,
+        logits_to_keep=1,  # none is needed, and all would take memory
     )
     past = output.past_key_values
-    past.batch_select_indices(torch.tensor(rows, device=ids.device))
+    past.batch_select_indices(torch.tensor(rows, device=ids.device))  # in place
     return past

@@ -93,19 +93,23 @@ class Scorers:
         versions = []
         if self.reward:
             versions.append(self.reward_version or reward_column(self.reward))
-        if self.gold:
+        if self.gold and self.gold_name:
             versions.append(self.gold_name)
-        return ", ".join(filter(None, versions))
+        return ", ".join(versions)
 
     def score(self, rollout: Rollout, policy: Callable[[], PolicyModel]) -> dict[str, list]:
-        """Return the columns of `score_rollout`, with the given scorers."""
-        models = (policy(), self._reference) if self.reference else (None, None)
+        """Return the columns of `score_rollout`, with the given scorers; `policy` loads the model that answered."""
+        answered_by = None
+        reference = None
+        if self.reference:  # only the KL needs the two models
+            answered_by = policy()
+            reference = self._reference
         rewards = []
         if self.rm:
             rewards.append(self._reward_model)
         if self.reward:
             rewards.append(self.reward)
-        return score_rollout(rollout, *models, rewards, self.gold)
+        return score_rollout(rollout, answered_by, reference, rewards, self.gold)
 
 
 def reward_column(reward: Callable) -> str:
@@ -166,18 +170,17 @@ def to_frame(rows: pd.DataFrame | Iterable[Mapping]) -> pd.DataFrame:
     if not isinstance(rows, pd.DataFrame):
         # As Python objects: Arrow, which pandas keeps texts in, refuses half a surrogate pair, and data may have one.
         rows = pd.DataFrame(list(rows), dtype=object)
-    frame = rows.reindex(
-        columns=list(dict.fromkeys([*rows, "id", "sample", "seed", "method", "temperature"]))
-    )
+    columns = dict.fromkeys([*rows, "id", "sample", "seed", "method", "temperature"])
+    frame = rows.reindex(columns=list(columns))  # those that are missing are NaN
     frame["sample"] = frame["sample"].where(frame["sample"].notna(), 0)
-    if frame["id"].isna().any():
-        unnamed = frame[frame["id"].isna()].groupby(
-            ["method", "temperature", "sample"], dropna=False
-        )["prompt"]
-        names = unnamed.transform(
+    is_unnamed = frame["id"].isna()
+    if is_unnamed.any():
+        # A prompt that is repeated in one group is another prompt with the same text; in other groups it is the same.
+        groups = frame[is_unnamed].groupby(["method", "temperature", "sample"], dropna=False)
+        ids = groups["prompt"].transform(
             lambda prompts: pd.Series(prompt_ids(prompts), index=prompts.index, dtype=object)
         )
-        frame["id"] = frame["id"].where(frame["id"].notna(), names)
+        frame["id"] = frame["id"].where(~is_unnamed, ids)
     numbers = ["temperature", *score_columns(frame), *KLS]
     return frame.astype({name: float for name in numbers if name in frame})
 
@@ -200,24 +203,27 @@ def to_records(responses: pd.DataFrame) -> list[dict]:
 
 
 def score_matrix(responses: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Return [P, S] a column of one method at one temperature, by prompt (index `id`, in order of the rows) and sample.
+    """Return a column of one method at one temperature as a table [P, S]: a row for each prompt, a column per sample.
 
-    Raises `InputError` if a value is missing, or prompts have different numbers of samples.
+    The index is `id`, in the order of the rows. Raises `InputError` if a value is missing, or prompts have different
+    numbers of samples.
     """
     frame = to_frame(responses)
     if column not in frame or frame[column].isna().any():
         raise InputError(
             f"{frame['method'].iloc[0]}: a response without {column}: score the responses first"
         )
-    order = frame["id"].unique()
+    ids_in_order = frame["id"].unique()
+    # Number each prompt's samples 0, 1, 2, …: several seeds may use one number twice, and numbers may have gaps.
     frame = frame.sort_values("sample", kind="stable")
     frame["sample"] = frame.groupby("id").cumcount()
-    values = frame.pivot(index="id", columns="sample", values=column).reindex(order)
-    counts = sorted(values.notna().sum(axis=1).unique().tolist())
-    if len(counts) > 1:
+    values = frame.pivot(index="id", columns="sample", values=column).reindex(ids_in_order)
+    # A prompt with fewer samples than others has NaN in its last columns.
+    numbers_of_samples = sorted(values.notna().sum(axis=1).unique().tolist())
+    if len(numbers_of_samples) > 1:
         method = frame["method"].iloc[0]
         raise InputError(
-            f"{method}: prompts have {counts} samples: evaluate again to complete them"
+            f"{method}: prompts have {numbers_of_samples} samples: evaluate again to complete them"
         )
     return values.astype(float)
 
@@ -262,14 +268,14 @@ def find_baselines(methods: Mapping[str, str], baseline: str) -> dict[str, str]:
         baseline: a method, or one of the names, which all are then compared with. If there is no such method, the
             first one is the baseline. The names of a single method are compared with the first of them.
     """
-    if baseline in methods:
+    if baseline in methods:  # one of the names
         return dict.fromkeys(methods, baseline)
     different = list(dict.fromkeys(methods.values()))
     base = baseline if baseline in different else different[0]
     names_of_base = [name for name, method in methods.items() if method == base]
     found = {}
     for name, method in methods.items():
-        at_same_temperature = base + name.removeprefix(method)
+        at_same_temperature = base + name.removeprefix(method)  # such as "SFT" + " T=0.4"
         is_there = at_same_temperature in methods and len(different) > 1
         found[name] = at_same_temperature if is_there else names_of_base[0]
     return found
@@ -294,16 +300,20 @@ def summarise(responses: pd.DataFrame | Sequence[Mapping], baseline: str = "SFT"
         return []
     frame = name_temperatures(plain)
     baselines = find_baselines(dict(zip(frame["method"], plain["method"], strict=True)), baseline)
+
+    # 1. The mean of each number over the samples of a prompt; NaN if a sample lacks the number.
     scores = score_columns(frame)
-    numbers = list(dict.fromkeys([*scores, *(name for name in NUMBERS if name in frame)]))
-    groups = frame.astype(dict.fromkeys(numbers, float)).groupby(["method", "id"], sort=False)
-    groups = groups[numbers]
-    # NaN if a sample lacks the value
-    means = groups.mean().where(groups.count().eq(groups.size(), axis=0))
+    other_numbers = [name for name in NUMBERS if name in frame and name not in scores]
+    numbers = [*scores, *other_numbers]
+    frame = frame.astype(dict.fromkeys(numbers, float))
+    samples_of_prompt = frame.groupby(["method", "id"], sort=False)[numbers]
+    has_all = samples_of_prompt.count().eq(samples_of_prompt.size(), axis=0)
+    means = samples_of_prompt.mean().where(has_all)
     by_method = {}
     for name, rows in means.groupby("method", sort=False):
         by_method[name] = rows.droplevel("method")
 
+    # 2. A line for each method: means over prompts, and gains over its baseline at the same prompts.
     summary = []
     for method, rows in by_method.items():
         known = [name for name in numbers if rows[name].notna().all()]
@@ -352,11 +362,16 @@ def scores_of_summary(summary: Sequence[Mapping]) -> list[str]:
 
 
 def _cell(row: Mapping, name: str) -> str:
-    value = row.get("kl_k3", row.get("kl")) if name == "kl" else row.get(name)
+    """Return a cell of the table: a number with its gain if there is one, an interval, a text, or "-"."""
+    value = row.get(name)
+    if name == "kl" and "kl_k3" in row:  # the better estimate, which older files lack
+        value = row["kl_k3"]
     if value is None:
         return "-"
     if isinstance(value, Mapping):
         return tables.interval(value)
     text = tables.number(value) if isinstance(value, float) else str(value)
     gain = row.get(f"{name}_gain")
-    return text + (f" ({tables.interval(gain, '+.2f')})" if gain else "")
+    if gain:
+        text += f" ({tables.interval(gain, '+.2f')})"
+    return text

@@ -68,11 +68,14 @@ def wilson(wins: float, n: int) -> Interval:
     `wins` may have halves, one for each tie (`scipy.stats` takes only whole numbers); the interval is then a little too
     wide, as ties vary less. 0 ≤ wins ≤ n and n ≥ 1.
     """
-    z, share = _Z, wins / n
+    z = _Z
+    share = wins / n
     middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
     # At 0 and 1 an end is the share itself, whatever the rounding.
-    return Interval(share, max(min(middle - half, share), 0.0), min(max(middle + half, share), 1.0))
+    low = max(min(middle - half, share), 0.0)
+    high = min(max(middle + half, share), 1.0)
+    return Interval(share, low, high)
 
 
 def win_rate(winners: Sequence[str | None]) -> WinRate:
@@ -80,18 +83,22 @@ def win_rate(winners: Sequence[str | None]) -> WinRate:
     count = Counter(winner for winner in winners if winner in WORTH)
     if not count:
         raise InputError(f"win rate: no verdict among {len(winners)} pairs: judge more")
-    rate = wilson(count["first"] + count["tie"] / 2, count.total())
+    with_verdict = count.total()
     return WinRate(
-        rate, count["first"], count["tie"], count["second"], len(winners) - count.total()
+        rate=wilson(count["first"] + count["tie"] / 2, with_verdict),
+        win=count["first"],
+        tie=count["tie"],
+        lose=count["second"],
+        left_out=len(winners) - with_verdict,
     )
 
 
 def percentile_interval(value: float, draws: np.ndarray) -> Interval:
     """Return `value` with the percentile interval of its bootstrap `draws`, of those that are finite."""
     draws = draws[np.isfinite(draws)]
-    low, high = (
-        np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]) if len(draws) else (np.nan, np.nan)
-    )
+    if not len(draws):
+        return Interval(float(value), math.nan, math.nan)
+    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(float(value), float(low), float(high))
 
 
@@ -108,12 +115,10 @@ def paired_bootstrap(a: Sequence[float], b: Sequence[float]) -> Interval:
 
 def few_prompts(count: int) -> str:
     """Return a note to put below intervals over this many prompts; empty if they are enough."""
+    if count >= ENOUGH:
+        return ""
     fix = "give at least that many, such as by --eval_prompts 128"
-    return (
-        f"\nnote: {count} prompts: intervals over fewer than {ENOUGH} are too narrow: {fix}"
-        if count < ENOUGH
-        else ""
-    )
+    return f"\nnote: {count} prompts: intervals over fewer than {ENOUGH} are too narrow: {fix}"
 
 
 def trailing_mean(values: Sequence[float | None], window: int = 5) -> np.ndarray:
@@ -145,9 +150,9 @@ def final_score(values: Sequence[float | None], window: int = 5) -> float:
 
 
 def finite(name: str, values: Sequence[float], count: int | None = None) -> np.ndarray:
-    """Return `values` as float64 [N].
+    """Return `values` as float64 [N]. They must be finite, and `count` of them; without `count` at least one.
 
-    Raises `InputError`, which calls them `name`, unless they are finite: `count` of them, or at least one.
+    Raises `InputError`, which calls them `name`, if they are not.
     """
     try:
         array = np.asarray(values, dtype=np.float64)

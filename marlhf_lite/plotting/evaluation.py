@@ -46,8 +46,10 @@ def best_of_n_map(cells: Sequence[Mapping], score: str = "rm_score") -> np.ndarr
             f"cells: none with {score}: give those of best_of_n at temperatures above 0"
         )
     table = pd.DataFrame([{**cell, "mean": cell[score]["mean"]} for cell in cells])
-    methods, sizes = table["method"].unique(), table["n"].nunique()
-    height = len(methods) * (0.06 * sizes + 0.09) + 0.08
+    methods = table["method"].unique()
+    rows_of_panel = table["n"].nunique()
+    # In units of the width: a row of cells, the title of a panel, and the axis at the bottom.
+    height = len(methods) * (0.06 * rows_of_panel + 0.09) + 0.08
     axes = subplots((len(methods), 1), height, sharex=True)[:, 0]
     scale = {
         "vmin": table["mean"].min(),
@@ -55,21 +57,22 @@ def best_of_n_map(cells: Sequence[Mapping], score: str = "rm_score") -> np.ndarr
         "cmap": "cividis",
         "cbar": False,
     }
+    all_sizes = sorted(table["n"].unique())
+    all_temperatures = sorted(table["temperature"].unique())
     for ax, method in zip(axes, methods, strict=True):
-        means = table[table["method"] == method].pivot(
-            index="n", columns="temperature", values="mean"
-        )
-        means = means.reindex(
-            index=sorted(table["n"].unique()), columns=sorted(table["temperature"].unique())
-        )
+        of_method = table[table["method"] == method]
+        means = of_method.pivot(index="n", columns="temperature", values="mean")
+        # All panels have the same cells; those that a method lacks are empty.
+        means = means.reindex(index=all_sizes, columns=all_temperatures)
         texts = means.map(signed)
         seaborn.heatmap(
             means, annot=texts, fmt="", annot_kws={"size": "medium"}, linewidths=0.5, ax=ax, **scale
         )
-        ax.invert_yaxis()
+        ax.invert_yaxis()  # small N at the bottom
         ax.grid(False)
         ax.tick_params(axis="y", rotation=0)
-        ax.set(xlabel="sampling temperature" if ax is axes[-1] else "", ylabel="N")
+        is_last = ax is axes[-1]
+        ax.set(xlabel="sampling temperature" if is_last else "", ylabel="N")
         ax.set_title(method, fontsize="medium", loc="left", parse_math=False)
     axes[0].figure.colorbar(
         axes[0].collections[0], ax=axes.tolist(), label=label_of(score), aspect=30
@@ -94,8 +97,10 @@ def best_of_n_curve(
     """
     frame = _responses_of(responses)
     check_one_temperature(frame)
-    samples = score_matrix(frame[frame["method"] == frame["method"].iloc[0]], "sample").shape[1]
-    sizes = [2**k for k in range(samples.bit_length())]
+    # The number of samples of a prompt, from the first method: any column that all responses have would do.
+    first_method = frame[frame["method"] == frame["method"].iloc[0]]
+    samples = score_matrix(first_method, "sample").shape[1]
+    sizes = [2**k for k in range(samples.bit_length())]  # the powers of 2 up to it
     cells = best_of_n(frame, sizes, by)
     by = cells[0]["by"]
     score = score or by
@@ -182,10 +187,12 @@ def temperature_sweep(responses: pd.DataFrame | Sequence[Mapping], score: str = 
     means = pd.concat(of_prompts, names=["method", "temperature"])
     table = means.rename("score").reset_index()
     ax = subplots((1, 1), 0.68)[0, 0]
-    band = {
-        "errorbar": lambda x: bootstrap_mean(x, 2000)[1:3],
-        "err_kws": {"alpha": 0.15, "linewidth": 0},
-    }
+
+    def ends_of_interval(values: pd.Series) -> tuple[float, float]:
+        interval = bootstrap_mean(values, 2000)
+        return interval.low, interval.high
+
+    band = {"errorbar": ends_of_interval, "err_kws": {"alpha": 0.15, "linewidth": 0}}
     # One call for each method, since seaborn has its own dashes.
     for name, style in method_styles(frame["method"].unique(), marker=True).items():
         rows = table[table["method"] == name]
@@ -205,9 +212,10 @@ def shift_histogram(scores: pd.DataFrame) -> np.ndarray:
 
     `scores` are those of `score_table`. Returns the Axes of a panel per method, flat; they share bins and axes.
     """
-    moved = shifts(scores)
+    moved = shifts(scores)  # a column for each method but the baseline
     count = moved.shape[1]
-    axes = grid(count, 0.06, 0.34 if count > 1 else 0.5, sharex=True, sharey=True)
+    height_of_panel = 0.34 if count > 1 else 0.5  # one panel is as wide as two
+    axes = grid(count, 0.06, height_of_panel, sharex=True, sharey=True)
     bins = np.histogram_bin_edges(moved, bins=30)
     for ax, (method, style) in zip(axes, method_styles(moved).items(), strict=True):
         look = {"color": style["color"], "alpha": 0.6, "element": "step", "linewidth": 0}

@@ -45,20 +45,25 @@ def method_styles(names: Collection[str], marker: bool = False) -> dict[str, dic
     """Return colour and line style of each method, with `marker` also its marker: the same in every figure.
 
     Variants of one method have its colour and differ in line and marker, in the order of `names`. Names that are not in
-    the table take colours of `SERIES`, in alphabetical order.
+    the table take colours of `SERIES`, in alphabetical order. The looks have the names of matplotlib's arguments.
     """
-    entries = {name: _entry(name) for name in names}
+    entries = {name: _entry(name) for name in names}  # names in the table, or None
     unknown = sorted(name for name, entry in entries.items() if entry is None)
-    looks, seen = {}, []
+    looks = {}
+    colours_so_far = []
     for name, entry in entries.items():
-        style = METHODS[entry] if entry else Style(SERIES[unknown.index(name) % len(SERIES)])
-        variants = [style[1:], *(look for look in _VARIANTS if look[0] != style.line)]
-        variant = seen.count(style.colour) % len(variants)
-        line, shape = variants[variant]
-        looks[name] = {"color": style.colour, "linestyle": line} | (
-            {"marker": shape} if marker else {}
-        )
-        seen.append(style.colour)
+        if entry is None:
+            style = Style(SERIES[unknown.index(name) % len(SERIES)])
+        else:
+            style = METHODS[entry]
+        # The first name with a colour has the method's own line and marker, others one of the variants after it.
+        variants = [(style.line, style.marker)]
+        variants += [variant for variant in _VARIANTS if variant[0] != style.line]
+        line, shape = variants[colours_so_far.count(style.colour) % len(variants)]
+        colours_so_far.append(style.colour)
+        looks[name] = {"color": style.colour, "linestyle": line}
+        if marker:
+            looks[name]["marker"] = shape
     return looks
 
 
@@ -68,9 +73,10 @@ def _entry(name: str) -> str | None:
     The name of a method may stand beside other words ("PPO 0.05" is a variant of PPO), but not as a part of a longer
     name: "PPO-0.9" and "PPO_b" are other methods, with a colour of their own.
     """
-    for key in (*SAME, *METHODS):
-        ends_with_letter = key[-1].isalnum()
-        end = r"s?(?!\w|[-_]\w)" if ends_with_letter else ""
-        if re.search(rf"(?<![\w-]){re.escape(key)}{end}", name):
+    for key in (*SAME, *METHODS):  # `SAME` has other words for methods of the table
+        # No letter, digit or hyphen before it; after it at most an s, and then no longer word.
+        begin = r"(?<![\w-])"
+        end = r"s?(?!\w|[-_]\w)" if key[-1].isalnum() else ""
+        if re.search(begin + re.escape(key) + end, name):
             return SAME.get(key, key)
     return None

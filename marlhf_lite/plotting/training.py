@@ -76,44 +76,55 @@ def l2_norms(runs: Runs, smooth: int = 5) -> np.ndarray:
 def curve_tables(
     runs: Runs, metrics: Sequence[str], smooth: int
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Return three tables with the columns method, update, seed and the metrics; errors as in `reward_curves`.
+    """Return three tables of the runs with the columns method, update, seed and the metrics.
 
-    First the updates at which every metric has a value; then the means over the last `smooth` of them; then those means
-    at the updates that all runs of a method have. Of rows with the same update, as after a resume, the last one counts.
+    `runs` has a list of runs for each method, and `seed` is a run's place in that list. The first table has the updates
+    at which every metric has a value, and of several rows with one update, as after a resume, the last. The second has
+    the mean over the last `smooth` of them in place of each value. The third has those rows of the second whose update
+    all runs of the method have, so that a mean over runs has the same runs everywhere. Errors are those of
+    `reward_curves`.
     """
-    for name, group in runs.items():
-        if not len(group) or isinstance(group[0], Mapping):
+    for name, runs_of_method in runs.items():
+        if not len(runs_of_method) or isinstance(runs_of_method[0], Mapping):  # the rows of one run
             raise InputError(
                 f"{name}: give a list of runs, each a list of rows; for a single run [rows]"
             )
-    parts = [
-        _run_table(name, rows, list(metrics)).assign(seed=i)
-        for name in runs
-        for i, rows in enumerate(runs[name])
-    ]
+    parts = []
+    for name, runs_of_method in runs.items():
+        for seed, rows in enumerate(runs_of_method):
+            parts.append(_run_table(name, rows, list(metrics)).assign(seed=seed))
     raw = pd.concat(parts, ignore_index=True)
-    each = raw.groupby(["method", "seed"])[list(metrics)]
-    smoothed = raw.assign(
-        **each.transform(lambda values: values.rolling(smooth, min_periods=1).mean())
-    )
-    seeds = raw.groupby(["method", "update"])["seed"].transform("size")
-    shared = smoothed[seeds == raw["method"].map(lambda name: len(runs[name]))]
-    if alone := set(runs) - set(shared["method"]):
+
+    values_of_run = raw.groupby(["method", "seed"])[list(metrics)]
+    means = values_of_run.transform(lambda values: values.rolling(smooth, min_periods=1).mean())
+    smoothed = raw.assign(**means)
+
+    # Each run has one row per update, so the size of a group is the number of runs that have this update.
+    runs_at_update = raw.groupby(["method", "update"])["seed"].transform("size")
+    runs_in_all = raw["method"].map(lambda name: len(runs[name]))
+    shared = smoothed[runs_at_update == runs_in_all]
+    without_shared = set(runs) - set(shared["method"])
+    if without_shared:
         raise InputError(
-            f"{min(alone)}: its runs have no update in common: give runs logged at the same updates"
+            f"{min(without_shared)}: its runs have no update in common: give runs logged at the same updates"
         )
     return raw, smoothed, shared
 
 
 def _run_table(name: str, rows: Sequence[Mapping], metrics: list[str]) -> pd.DataFrame:
-    table, columns = pd.DataFrame(list(rows), dtype=object), ["update", *metrics]
-    if gone := [column for column in columns if column not in table]:
-        raise InputError(
-            f"{name}: no {gone[0]!r} in its rows: name one of {', '.join(table) or 'none'}"
-        )
-    table = (
-        table[columns].astype(float).drop_duplicates("update", keep="last").sort_values("update")
-    )
+    """Return the rows of a run at which every metric has a value, in order of updates; `name` is that of its method.
+
+    Of rows with the same update, as after a resume, the last one counts. Raises `InputError` if a column is missing, or
+    no row has all values.
+    """
+    table = pd.DataFrame(list(rows), dtype=object)
+    columns = ["update", *metrics]
+    for column in columns:
+        if column not in table:
+            known = ", ".join(table) or "none"
+            raise InputError(f"{name}: no {column!r} in its rows: name one of {known}")
+    table = table[columns].astype(float)
+    table = table.drop_duplicates("update", keep="last").sort_values("update")
     table = table[np.isfinite(table).all(axis=1)]
     if not len(table):
         raise InputError(
@@ -128,15 +139,20 @@ def _run_table(name: str, rows: Sequence[Mapping], metrics: list[str]) -> pd.Dat
 def panels(
     runs: Runs, pairs: list[tuple[str, str]], shape: tuple[int, int], height: float, smooth: int
 ) -> np.ndarray:
-    """Make a figure with a panel for each pair of x and y, and return its Axes; faulty data leave no empty figure."""
-    curves = [
-        curve_tables(runs, [name for name in pair if name != "update"], smooth) for pair in pairs
-    ]
+    """Make a figure with a panel for each pair of x and y, names of metrics or "update"; return its Axes.
+
+    `shape` is the number of rows and columns of panels, and `height` that of the figure in units of its width. All
+    tables are made before the figure, so that faulty data leave no empty one.
+    """
+    curves = []
+    for pair in pairs:
+        metrics = [name for name in pair if name != "update"]
+        curves.append(curve_tables(runs, metrics, smooth))
     axes = subplots(shape, height)
     for ax, tables, pair in zip(axes.flat, curves, pairs, strict=True):
         _draw(ax, tables, *pair)
     legend(axes[0, 0])
-    for ax in axes.flat[1:]:
+    for ax in axes.flat[1:]:  # one legend is enough, because all panels have the same methods
         ax.get_legend().remove()
     return axes
 
@@ -144,51 +160,62 @@ def panels(
 def _draw(
     ax: Axes, tables: tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame], x: str, y: str
 ) -> None:
-    """Draw each method's runs and their mean: over updates with a band, else as a path that ends with a dot."""
+    """Draw each method's runs and their mean: over updates with a band, else as a path that ends with a dot.
+
+    `tables` are those of `curve_tables`. A method with one run has its single values in place of other runs.
+    """
     raw, smoothed, shared = tables
-    styles = method_styles(raw["method"].unique())
-    line = {
-        "x": x,
-        "y": y,
-        "hue": "method",
-        "palette": {name: style["color"] for name, style in styles.items()},
-    }
-    dashes = {
-        name: "" if style["linestyle"] == "-" else style["linestyle"][1]
-        for name, style in styles.items()
-    }
+    is_single_run = raw.groupby("method")["seed"].transform("max") == 0  # of each row
+
+    # 1. The looks: each method has its colour; its mean is bold and dashed, its runs are faint.
+    colours = {}
+    dashes = {}  # as seaborn wants them: "" is a solid line
+    for name, style in method_styles(raw["method"].unique()).items():
+        colours[name] = style["color"]
+        dashes[name] = "" if style["linestyle"] == "-" else style["linestyle"][1]
+    line = {"x": x, "y": y, "hue": "method", "palette": colours}
     bold = {"style": "method", "dashes": dashes, "linewidth": 1.4, "ax": ax}
-    # many runs: fainter, so that the means stay clear
+    # The more runs, the fainter they are, so that the means stay clear.
     share = min(1.0, 16 / raw.groupby(["method", "seed"]).ngroups)
-    thin = {"alpha": max(0.2, 0.4 * share), "linewidth": max(0.4, 0.6 * share)}
-    faint = {"units": "seed", "estimator": None, "sort": False, "ax": ax} | thin
-    alone = raw.groupby("method")["seed"].transform("max") == 0
+    faint = {
+        "units": "seed",  # a line for each run
+        "estimator": None,
+        "sort": False,
+        "ax": ax,
+        "alpha": max(0.2, 0.4 * share),
+        "linewidth": max(0.4, 0.6 * share),
+    }
+
     if x == "update":
-        seaborn.lineplot(smoothed.where(~alone, raw), **line, **faint, legend=False)
-        seaborn.lineplot(
-            shared, **line, **bold, errorbar="sd", err_kws={"alpha": 0.15, "linewidth": 0}
-        )
+        # 2. Curves over updates.
+        runs = smoothed.where(~is_single_run, raw)
+        seaborn.lineplot(runs, **line, **faint, legend=False)
+        band = {"errorbar": "sd", "err_kws": {"alpha": 0.15, "linewidth": 0}}
+        seaborn.lineplot(shared, **line, **bold, **band)
     else:
+        # 3. Paths of one metric over another.
         dots = {"linewidth": 0, "legend": False, "ax": ax}
-        if alone.any():
-            seaborn.scatterplot(raw[alone], **line, **dots, s=3, alpha=0.4)
-        if not alone.all():
-            seaborn.lineplot(smoothed[~alone], **line, **faint, legend=False)
-        mean = shared.groupby(["method", "update"], sort=False, as_index=False)[[x, y]].mean()
-        seaborn.lineplot(mean, **line, **bold, estimator=None, sort=False)
-        seaborn.scatterplot(mean.groupby("method").tail(1), **line, **dots, s=20)
+        if is_single_run.any():
+            seaborn.scatterplot(raw[is_single_run], **line, **dots, s=3, alpha=0.4)
+        if not is_single_run.all():
+            seaborn.lineplot(smoothed[~is_single_run], **line, **faint, legend=False)
+        means = shared.groupby(["method", "update"], sort=False, as_index=False)[[x, y]].mean()
+        seaborn.lineplot(means, **line, **bold, estimator=None, sort=False)
+        ends_of_paths = means.groupby("method").tail(1)
+        seaborn.scatterplot(ends_of_paths, **line, **dots, s=20)
     ax.get_legend().set_title(None)
     dress(ax, x, y)
 
 
 def _reading(runs: Runs, smooth: int) -> str:
-    counts = {len(group) for group in runs.values()}
-    parts = (
-        [f"Faint: single updates; bold: mean of the last {smooth}."]
-        if 1 in counts and smooth > 1
-        else []
-    )
-    if seeds := " or ".join(map(str, sorted(counts - {1}))):
+    """Return the part of a caption that says what faint, thin and bold lines are."""
+    counts = {len(runs_of_method) for runs_of_method in runs.values()}
+    parts = []
+    if 1 in counts and smooth > 1:
+        parts.append(f"Faint: single updates; bold: mean of the last {smooth}.")
+    several = sorted(counts - {1})
+    if several:
+        seeds = " or ".join(map(str, several))
         parts.append(
             f"Thin: {seeds} seeds, means of {smooth} updates; bold: their mean; band: ±1 std."
         )
@@ -205,7 +232,8 @@ def subplots(shape: tuple[int, int], height: float, **options) -> np.ndarray:
 
 def grid(count: int, margin: float, height: float, **options) -> np.ndarray:
     """Make a figure of `count` panels, two per row, each `height` of its width; return their Axes, flat."""
-    rows, columns = ceil(count / 2), min(2, count)
+    rows = ceil(count / 2)
+    columns = min(2, count)
     axes = subplots((rows, columns), margin + height * rows, **options).ravel()
     for ax in axes[count:]:
         ax.set_axis_off()
@@ -237,12 +265,12 @@ def legend(ax: Axes) -> None:
     handles, labels = ax.get_legend_handles_labels()
     if ax.get_legend():
         ax.get_legend().remove()
-    # the width, in units of the font's size
-    points = ax.figure.get_figwidth() * 72 / plt.rcParams["font.size"]
-    columns = int(points / (4.5 + 0.6 * max(map(len, labels))))
-    ax.figure.legend(
-        handles, labels, loc="outside upper left", ncols=max(1, min(columns, len(labels)))
-    )
+    # Widths in units of the font's size: a letter takes about 0.6, and a line with its margins 4.5.
+    width = ax.figure.get_figwidth() * 72 / plt.rcParams["font.size"]
+    width_of_column = 4.5 + 0.6 * max(map(len, labels))
+    columns_that_fit = int(width / width_of_column)
+    columns = max(1, min(columns_that_fit, len(labels)))
+    ax.figure.legend(handles, labels, loc="outside upper left", ncols=columns)
 
 
 def caption(figure: Figure, text: str) -> None:
@@ -265,7 +293,8 @@ def save(figure: Figure | Axes | np.ndarray, path: str | Path) -> Path:
     """Write a figure, or that of Axes, as .png or .pdf; the same figure gives the same bytes."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure = figure if isinstance(figure, Figure) else np.ravel(figure)[0].get_figure(root=True)
+    if not isinstance(figure, Figure):  # Axes, or an array of them
+        figure = np.ravel(figure)[0].get_figure(root=True)
     # a layout settles at its second pass: from then on saving gives the same bytes
     for _ in range(2):
         figure.draw_without_rendering()

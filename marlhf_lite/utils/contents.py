@@ -39,10 +39,9 @@ def model_hash(folder: str | Path, name: str = "checkpoint", counts_tokenizer: b
     """
     folder = Path(folder)
     files = files_that_count(folder)
-    is_complete = {"adapter_config.json", "config.json"} & set(files) and any(
-        file.endswith(WEIGHTS) for file in files
-    )
-    if not is_complete:
+    has_config = "adapter_config.json" in files or "config.json" in files
+    has_weights = any(file.endswith(WEIGHTS) for file in files)
+    if not (has_config and has_weights):
         what = "it holds no weights with their config"
         if not folder.is_dir():
             what = "there is no such folder"
@@ -68,11 +67,13 @@ def _is_of_tokenizer(file: str) -> bool:
 
 
 def _hash_without_places(path: Path, name: str, also: tuple[str, ...] = ()) -> str:
-    """Return the hash of a file; of a config without the entries of `_PLACES` and `also`, and with sets in order.
+    """Return the hash of a file of a model; of a config, of what does not change with the place of the folder.
 
-    Raises `InputError`, which calls the folder `name`, if a config is damaged.
+    Entries that name places (`_PLACES`) do not count, nor do those of `also`, and the order of lists that stand for
+    sets (`_SETS`) does not count, because it differs between runs. Raises `InputError`, which calls the folder `name`,
+    if a config is damaged.
     """
-    if not path.name.endswith("config.json"):
+    if not path.name.endswith("config.json"):  # weights, and all other files
         return file_hash(path)
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
@@ -91,19 +92,27 @@ def _hash_without_places(path: Path, name: str, also: tuple[str, ...] = ()) -> s
 def code_hash(name: str) -> str:
     """Return a hash of the file of `package.module:name`, which was imported, and of those beside it that it imports.
 
-    Installed packages do not count, nor does this library for code outside it. Empty for other names.
+    Installed packages do not count, nor does this library for code outside it. Empty for names of modules that were not
+    imported or have no file, and for names of another form.
     """
     module = sys.modules.get(name.partition(":")[0])
-    if not (place := getattr(module, "__file__", None)):
+    place = getattr(module, "__file__", None)
+    if not place:
         return ""
-    file, parts = Path(place), module.__name__.split(".")
-    root = file.parents[len(parts) - (file.name != "__init__.py")]
+    file = Path(place)
     files = {file}
-    if "site-packages" not in root.parts:
-        ours = {
-            n for n in sys.modules if n.startswith("marlhf_") and n.partition(".")[0] != parts[0]
-        }
-        finder = ModuleFinder([str(root)], excludes=ours)
+    # The folder from which the module's package was imported: for a.b, a/b.py and a/b/__init__.py, the one of a.
+    parts = module.__name__.split(".")
+    is_package = file.name == "__init__.py"
+    root = file.parents[len(parts) if is_package else len(parts) - 1]
+    if "site-packages" not in root.parts:  # of an installed package the file alone
+        package = parts[0]
+        ours = set()  # modules of this library, unless the code is in it
+        for imported in sys.modules:
+            if imported.startswith("marlhf_") and imported.partition(".")[0] != package:
+                ours.add(imported)
+        finder = ModuleFinder([str(root)], excludes=ours)  # it sees only what is under `root`
         finder.import_hook(module.__name__)
         files |= {Path(found.__file__) for found in finder.modules.values() if found.__file__}
-    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()
+    content = b"".join(file.read_bytes() for file in sorted(files))
+    return hashlib.sha256(content).hexdigest()

@@ -78,10 +78,13 @@ def one_line(error: BaseException) -> str:
 
 
 def disk_fault(error: BaseException | None) -> str:
-    """Return one line if an error or its cause says that a file could not be written or read; else nothing."""
+    """Return one line if an error or its cause says that a file could not be written or read; else "".
+
+    The cause counts, because libraries raise errors of their own from the system's.
+    """
     while error is not None:
         number = getattr(error, "errno", None)
-        # writers that raise errors of their own, without a number
+        # Some writers raise errors without the system's number. Then the text tells.
         if number not in DISK_FAULTS and FULL_DISK.search(str(error)):
             number = errno.ENOSPC
         elif number not in DISK_FAULTS and TOO_LARGE in str(error):

@@ -33,11 +33,13 @@ def graceful_stop() -> Iterator[Callable[[], bool]]:
     since: list[float] = []  # when the first signal came
 
     def remember(number: int, frame) -> None:
+        """Take a signal: note when the first came, and let a second Ctrl-C end everything at once."""
         if not since:
             since.append(time.monotonic())
-            if os.environ.get("LOCAL_RANK", "0") == "0":
+            if os.environ.get("LOCAL_RANK", "0") == "0":  # one process of a machine says so
                 with suppress(OSError):  # the terminal may be closed
                     os.write(2, NOTE)  # the signal may have interrupted print
+        # Within AGAIN seconds it is the same Ctrl-C, which a terminal and a launcher may both send.
         elif number == signal.SIGINT and time.monotonic() - since[0] > AGAIN:
             raise KeyboardInterrupt
 
@@ -83,12 +85,10 @@ def _handlers(handlers: dict) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    wanted = {
-        number: handler
-        for number, handler in handlers.items()
-        if signal.getsignal(number) != signal.SIG_IGN
-    }
-    before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
+    before = {}
+    for number, handler in handlers.items():
+        if signal.getsignal(number) != signal.SIG_IGN:
+            before[number] = signal.signal(number, handler)  # it returns the handler from before
     try:
         yield
     finally:

@@ -94,9 +94,11 @@ def append_lines(path: Path, rows: Iterable[Mapping]) -> None:
     A kill may cut the last line. The next append drops the cut line, so that new rows begin on a new line.
     Raises `InputError` for a value that JSON cannot hold, and `OSError` if the disk is full.
     """
-    lines = [
-        _encode(json.dumps(to_jsonable(row, path.name), ensure_ascii=False) + "\n") for row in rows
-    ]
+    # All lines are made before the first is written.
+    lines = []
+    for row in rows:
+        text = json.dumps(to_jsonable(row, path.name), ensure_ascii=False)
+        lines.append(_encode(text + "\n"))
     with named_fault(path), open(path, "a+b") as file:  # closing writes, too
         end = file.seek(0, os.SEEK_END)
         file.seek(max(end - 1, 0))
@@ -117,14 +119,18 @@ def read_lines(path: Path) -> list[dict]:
     """
     if not path.exists():
         return []
+    # What follows the last line break is empty, a line that a kill has cut, or a whole one without its line break.
     *lines, last = path.read_bytes().split(b"\n")
-    rows = [_parse(line) for line in lines]
-    if None in rows:
-        raise InputError(
-            f"{path}, line {rows.index(None) + 1}: not a JSON object: fix or delete the line"
-        )
-    unfinished = _parse(last)
-    return rows if unfinished is None else [*rows, unfinished]
+    rows = []
+    for number, line in enumerate(lines, 1):
+        row = _parse(line)  # None if it is no JSON object
+        if row is None:
+            raise InputError(f"{path}, line {number}: not a JSON object: fix or delete the line")
+        rows.append(row)
+    last_row = _parse(last)
+    if last_row is not None:
+        rows.append(last_row)
+    return rows
 
 
 def to_jsonable(value: Any, name: str, allow_nan: bool = False) -> Any:
@@ -143,9 +149,11 @@ def to_jsonable(value: Any, name: str, allow_nan: bool = False) -> Any:
             f"{name}: a value of type {kind}: give numbers, strings, lists or dicts of them"
         )
 
-    return json.loads(
-        json.dumps(value, default=plain), parse_constant=float if allow_nan else lambda _: None
-    )
+    # Python writes NaN and ±inf as words that JSON does not have, and reads them by `parse_constant`.
+    text = json.dumps(value, default=plain)
+    if allow_nan:
+        return json.loads(text)
+    return json.loads(text, parse_constant=lambda word: None)
 
 
 def _parse(text: bytes) -> dict | None:

@@ -39,11 +39,18 @@ def file_hash(path: Path) -> str:
 
 @cache
 def _file_hash(path: Path, size: int, changed: int, moved: int) -> str:
+    """Return the hash of a file's content; of a large one that of its size and of blocks spread over it.
+
+    `changed` and `moved` are times of the file: with `size` they are the key under which a hash is kept in memory.
+    """
     with open(path, "rb") as file:
         if size <= LARGE:
             return hashlib.file_digest(file, "sha256").hexdigest()
         digest = hashlib.sha256(str(size).encode())
-        for start in (0, *((size - BLOCK) * i // BLOCKS for i in range(1, BLOCKS + 1))):
+        starts = [0]
+        for i in range(1, BLOCKS + 1):
+            starts.append((size - BLOCK) * i // BLOCKS)  # the last block ends with the file
+        for start in starts:
             file.seek(start)
             digest.update(file.read(BLOCK))
     return digest.hexdigest()
@@ -105,8 +112,8 @@ def broken(path: Path) -> str:
     """
     if path.is_dir():
         return _broken_in_folder(path)
-    # In memory, as torch reads it afterwards.
-    content = memoryview(path.read_bytes())
+    # A sealed file ends with a mark and the hash of what stands before it: 64 digits.
+    content = memoryview(path.read_bytes())  # all in memory, as torch reads it afterwards
     length = len(_MARK) + 64
     digest = hashlib.sha256(content[:-length]).hexdigest()
     is_whole = content[-length:] == _MARK + digest.encode()
@@ -114,6 +121,7 @@ def broken(path: Path) -> str:
 
 
 def _broken_in_folder(folder: Path) -> str:
+    """Return the first file of a folder that is not as its seal says, or the seal itself if it is damaged, else ""."""
     try:
         hashes = json.loads((folder / SEAL).read_bytes())
         for name, right in hashes.items():
@@ -122,7 +130,7 @@ def _broken_in_folder(folder: Path) -> str:
         for name in files_that_count(folder):
             if name not in hashes:
                 return name
-    except FileNotFoundError:  # from elsewhere
+    except FileNotFoundError:  # no seal: the folder comes from elsewhere
         return ""
     except (ValueError, AttributeError, OSError):
         return SEAL

@@ -55,8 +55,11 @@ def interval(value: Mapping, form: str = ".2f", beside: float = 0) -> str:
     smallest = min(distance for distance in distances if distance)
     if form.endswith("%"):
         smallest *= 100
+    # Rounding to d digits moves a number by at most 10^−d / 2.
     digits_needed = math.ceil(-math.log10(2 * smallest))
-    sign, _, rest = form.partition(".")
-    digits = max(int(rest[:-1]), digits_needed)
-    form = f"{sign}.{digits}{rest[-1]}"
+    # A form is a sign ("" or "+"), a point, the number of digits and a letter: "+.2f".
+    sign, _, digits_and_letter = form.partition(".")
+    digits = max(int(digits_and_letter[:-1]), digits_needed)
+    letter = digits_and_letter[-1]
+    form = f"{sign}.{digits}{letter}"
     return f"{number(mean, form)} [{number(low, form)}, {number(high, form)}]"
