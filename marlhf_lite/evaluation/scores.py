@@ -230,12 +230,18 @@ def score_matrix(responses: pd.DataFrame, column: str) -> pd.DataFrame:
 
 def check_same_prompts(one: str, ours: pd.DataFrame, other: str, theirs: pd.DataFrame) -> None:
     """Raise `InputError` unless two methods, called `one` and `other`, have answers to the same prompts."""
-    prompts, others = (set(zip(rows["id"], rows["prompt"], strict=True)) for rows in (ours, theirs))
-    for a, b, gone in ((one, other, prompts - others), (other, one, others - prompts)):
-        if gone:
-            words = " ".join(min(gone)[1].split())[:60]
+    our_prompts = set(zip(ours["id"], ours["prompt"], strict=True))
+    their_prompts = set(zip(theirs["id"], theirs["prompt"], strict=True))
+    lacking = [
+        (other, one, our_prompts - their_prompts),
+        (one, other, their_prompts - our_prompts),
+    ]
+    for method, has_them, missing in lacking:
+        if missing:
+            _, first_prompt = min(missing)
+            words = " ".join(first_prompt.split())[:60]
             raise InputError(
-                f"{b} lacks {len(gone)} of {a}'s prompts, such as {words!r}: answer the same prompts"
+                f"{method} lacks {len(missing)} of {has_them}'s prompts, such as {words!r}: answer the same prompts"
             )
 
 

@@ -57,7 +57,7 @@ def bootstrap_mean(values: Sequence[float], n: int = 10_000) -> Interval:
         batch=batch,
         confidence_level=LEVEL,
         method="percentile",
-        rng=0,
+        rng=0,  # the same values always have the same interval
     ).confidence_interval
     return Interval(float(mean), float(mean + low), float(mean + high))
 

@@ -57,7 +57,7 @@ SAMPLE = 64  # numbers of each weight that are compared
 
 def read_config(source: str, place: str | Path) -> PreTrainedConfig:
     """Read a model's config; `source` begins the line of an error, such as `--model NAME`."""
-    with _one_line(source):
+    with _errors_of_reading(source):
         return transformers.AutoConfig.from_pretrained(str(place), **NO_CODE)
 
 
@@ -67,7 +67,7 @@ def read_tokenizer(source: str, place: str | Path):
     Raises `InputError` if there are no files of a tokenizer: transformers would make an empty one, which reads every
     text as `<unk>`.
     """
-    with _one_line(source):
+    with _errors_of_reading(source):
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(place), **NO_CODE)
     if not has_tokenizer(place):
         fix = "save the tokenizer there too, or download the model again"
@@ -111,7 +111,7 @@ def model_of_weights(
     source: str, kind: type, config: PreTrainedConfig, weights: dict[str, torch.Tensor], **settings
 ) -> PreTrainedModel:
     """Return a model made of these weights by name, which must be all of its weights; `kind` is an `AutoModel...`."""
-    with torch.device("meta"), _one_line(source):
+    with torch.device("meta"), _errors_of_reading(source):
         family = type(kind.from_config(config, **NO_CODE))
     return _complete_model(source, family, None, config=config, state_dict=weights, **settings)
 
@@ -120,7 +120,7 @@ def _complete_model(source: str, kind: type, place: str | None, **settings) -> P
     shows_bars = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()
     try:
-        with _one_line(source):
+        with _errors_of_reading(source):
             # Weights of another shape are reported like missing ones, instead of by a table over many lines.
             model, report = kind.from_pretrained(
                 place,
@@ -199,7 +199,7 @@ def _note_once(text: str) -> None:
 
 
 @contextmanager
-def _one_line(source: str) -> Iterator[None]:
+def _errors_of_reading(source: str) -> Iterator[None]:
     """Raise `InputError`, which begins with `source`, if what is read in this block cannot be read."""
     try:
         yield

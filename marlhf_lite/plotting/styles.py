@@ -27,10 +27,14 @@ METHODS = {
     for name, (colour, line, marker) in _FILE["methods"].items()
 }
 _VARIANTS = [(_LINES[line], marker) for line, marker in _FILE["variants"]]
-SAME, OUTCOMES, PROGRAMS, LABELS, MATPLOTLIB = (
-    _FILE[name] for name in ("same", "outcomes", "programs", "labels", "matplotlib")
-)
-SERIES, SPANS, PALE_SPANS = (tuple(_FILE[name]) for name in ("series", "spans", "pale_spans"))
+SAME = _FILE["same"]  # another word for a method -> its name in the table
+OUTCOMES = _FILE["outcomes"]
+PROGRAMS = _FILE["programs"]
+LABELS = _FILE["labels"]
+MATPLOTLIB = _FILE["matplotlib"]
+SERIES = tuple(_FILE["series"])
+SPANS = tuple(_FILE["spans"])
+PALE_SPANS = tuple(_FILE["pale_spans"])
 TABLE = {
     *SERIES,
     *OUTCOMES.values(),

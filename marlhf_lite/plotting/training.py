@@ -22,7 +22,7 @@ from marlhf_lite.plotting.styles import LABELS, MATPLOTLIB, SERIES, method_style
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.tables import number
 
-Runs = Mapping[str, Sequence[Sequence[Mapping]]]
+Runs = Mapping[str, Sequence[Sequence[Mapping]]]  # method -> its runs -> the rows of a run's log
 WIDTH = 10 / 2.54  # inches
 DPI = 170  # 10 cm are 669 pixels
 STYLE = MATPLOTLIB | {"axes.prop_cycle": plt.cycler(color=SERIES), "figure.dpi": DPI}
@@ -64,7 +64,8 @@ def l2_norms(runs: Runs, smooth: int = 5) -> np.ndarray:
     Returns [2,2] Axes, advantages left and Q values right. `smooth` and errors as in `reward_curves`.
     """
     names = ("advantage_norm", "q_norm", "advantage_rms", "q_rms")
-    axes = panels(runs, [("update", name) for name in names], (2, 2), 1.1, smooth)
+    pairs = [("update", name) for name in names]
+    axes = panels(runs, pairs, shape=(2, 2), height=1.1, smooth=smooth)
     text = "Top: norms fall merely by having fewer terms, as macro actions do. Bottom: per macro action, comparable."
     caption(axes[0, 0].figure, text)
     return axes

@@ -248,7 +248,7 @@ def group_row(logs: dict, config: GroupConfig) -> dict[str, float]:
     """
     row = {ours: logs[theirs] for theirs, ours in NAMES.items() if theirs in logs}
     if "kl" in logs:
-        row["kl_k1" if isinstance(config, RLOOStageConfig) else "kl_k3"] = (
-            logs["kl"] * row["response_length"]
-        )
-    return row | {"tokens": round(row["response_length"] * config.batch_size)}
+        name = "kl_k1" if isinstance(config, RLOOStageConfig) else "kl_k3"
+        row[name] = logs["kl"] * row["response_length"]
+    row["tokens"] = round(row["response_length"] * config.batch_size)
+    return row

@@ -229,7 +229,7 @@ class JudgmentStore:
         """Add a judgment, and write it at once; one that is skipped is left for the next run."""
         row = self._row(comparison, judgment)
         with self._lock:  # several threads ask the judge
-            self.done[row["key"]] = row
+            self.done[row["key"]] = row  # for this run; the file is for later ones
             if judgment.winner != "skipped":
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 append_lines(self.path, [row])

@@ -52,11 +52,13 @@ def mark(prompt: str, a: str, b: str) -> str:
 
 def material(criteria: Criteria, prompt: str, a: str, b: str) -> str:
     """Return the prompt and both responses between marks."""
-    word, name = mark(prompt, a, b), criteria.response.upper()
+    word = mark(prompt, a, b)
+    name = criteria.response.upper()  # such as RESPONSE or SUMMARY
     parts = {criteria.prompt.upper(): prompt, f"{name} A": a, f"{name} B": b}
-    text = "\n\n".join(
-        f"<{title} {word}>\n{part}\n</{title} {word}>" for title, part in parts.items()
-    )
+    blocks = []
+    for title, part in parts.items():
+        blocks.append(f"<{title} {word}>\n{part}\n</{title} {word}>")
+    text = "\n\n".join(blocks)
     return text.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be sent
 
 

@@ -35,7 +35,8 @@ class ProgramTests:
         self.known: dict[tuple[str, str], Outcome] = {}  # by prompt and response
         limits = [config.executor, config.test_seconds, config.test_memory]
         self.problem = functools.cache(lambda prompt: read_problem(texts[prompt]))
-        digest = hashlib.sha256(json.dumps([limits, sorted(texts.items())]).encode()).hexdigest()
+        everything = json.dumps([limits, sorted(texts.items())])
+        digest = hashlib.sha256(everything.encode()).hexdigest()
         self.name = f"tests {digest[:12]}"  # a hash of everything that the scores depend on
 
     def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[Outcome]:
@@ -131,7 +132,7 @@ def _readable(task: Task, part: str, bad_rows: str, counts: Counter) -> datasets
             fault = "no_tests"
         else:
             try:
-                read_problem(text)
+                read_problem(text)  # raises for tests that do not parse
                 if different_tests[prompt] > 1:
                     fault = "different_tests"
             except InputError as error:
