@@ -86,8 +86,8 @@ class EntropyMask(Objective):
     def advantages(self, batch, outputs):
         made = super().advantages(batch, outputs)
         entropy = batch.steps.pool(made.entropy)  # [B, S], the mean over a macro action
-        of_all_responses = entropy[batch.steps.mask]  # of the update
-        lowest = of_all_responses.quantile(1 - self.share)
+        # of all responses of the update
+        lowest = entropy[batch.steps.mask].quantile(1 - self.share)
         return replace(made, advantages=made.advantages.where(entropy >= lowest, 0.0))
 
 
