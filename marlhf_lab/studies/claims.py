@@ -67,6 +67,7 @@ def claims() -> dict[str, str]:
         | _critics()
         | _trained_critic()
         | _signal_apart()
+        | _averaged_kl()
     )
 
 
@@ -312,6 +313,16 @@ def _trained_critic() -> dict[str, str]:
         at_end = [np.mean([row[EXPLAINED] for row in curve_of(run)[-10:]]) for run in runs.values()]
         name = f"steps_confirm: {method}, explained variance of the last ten updates"
         texts[name] = interval(t_interval(at_end))
+    return texts
+
+
+def _averaged_kl() -> dict[str, str]:
+    """KL in the updates of the primary outcome of `kl_price_umbrella`, of the two methods that it compares."""
+    distance = means_of(stored_results("kl_price_umbrella"), (21, 30), "kl_k1")
+    texts = {}
+    for method in ("M mean 2.5", "L 2.5/5"):
+        mean = np.mean(list(distance[method].values()))
+        texts[f"kl_price_umbrella: KL of {method}"] = f"{mean:.2f}"
     return texts
 
 
