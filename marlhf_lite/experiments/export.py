@@ -167,9 +167,9 @@ def _choose_format(
 ) -> tuple[torch.dtype, str]:
     """Return the number format to write, and a line about what it loses.
 
-    It is that of `--dtype`, or the policy's own. If that format would round away too much of what the policy has
-    learnt, it is float32 instead, unless somebody asked for the format: then `InputError` is raised. `format_of_run`,
-    the format of the run's base ("" without a run), was not asked for, since `--dtype` has it from the run.
+    It is that of `--dtype`, or with `auto` the policy's own. If that format would round away too much of what the
+    policy has learnt, there are two cases. Somebody chose the format: `InputError`. Nobody did, because `--dtype` is
+    `auto` or was taken over from the run (`format_of_run`, as "bfloat16"; "" without a run): it is float32.
     """
     asked = policy.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
 

@@ -31,7 +31,7 @@ from marlhf_lite.utils.seals import check_seal
 NO_CODE = {"trust_remote_code": False}
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 # How reading a folder fails if it is damaged, unknown or made by somebody who wants it to fail.
-ERRORS_OF_FOLDERS = (
+ERRORS_OF_LOADING = (
     OSError,
     ValueError,
     ImportError,
@@ -200,12 +200,15 @@ def _note_once(text: str) -> None:
 
 @contextmanager
 def _errors_of_reading(source: str) -> Iterator[None]:
-    """Raise `InputError`, which begins with `source`, if what is read in this block cannot be read."""
+    """A context: an error of loading a model, an adapter or a tokenizer becomes one line that begins with `source`.
+
+    An `InputError` from inside passes as it is.
+    """
     try:
         yield
-    except InputError:  # it says what is wrong; as a `ValueError` it would be caught below
+    except InputError:  # a kind of `ValueError`, so the next line would catch it
         raise
-    except ERRORS_OF_FOLDERS as error:
+    except ERRORS_OF_LOADING as error:
         reason = one_line(error)
         fix = "check the name, or give a local folder"
         if "trust_remote_code" in str(error):

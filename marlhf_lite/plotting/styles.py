@@ -46,28 +46,32 @@ TABLE = {
 
 
 def method_styles(names: Collection[str], marker: bool = False) -> dict[str, dict]:
-    """Return colour and line style of each method, with `marker` also its marker: the same in every figure.
+    """Return each name's colour and line style, and with `marker` its marker, as arguments of matplotlib.
 
-    Variants of one method have its colour and differ in line and marker, in the order of `names`. Names that are not in
-    the table take colours of `SERIES`, in alphabetical order. The looks have the names of matplotlib's arguments.
+    A method of the table `METHODS` looks the same in every figure. Several names of one method ("PPO 0.05", "PPO 0.2")
+    have its colour and differ in line and marker, in the order of `names`. Names of no method take colours of `SERIES`,
+    in alphabetical order.
     """
-    entries = {name: _entry(name) for name in names}  # names in the table, or None
-    unknown = sorted(name for name, entry in entries.items() if entry is None)
+    methods = {name: _entry(name) for name in names}  # the method that a name contains, or None
+    unknown = sorted(name for name, method in methods.items() if method is None)
     looks = {}
     colours_so_far = []
-    for name, entry in entries.items():
-        if entry is None:
+    for name, method in methods.items():
+        if method is None:
             style = Style(SERIES[unknown.index(name) % len(SERIES)])
         else:
-            style = METHODS[entry]
-        # The first name with a colour has the method's own line and marker, others one of the variants after it.
+            style = METHODS[method]
+        # The first name with a colour has the method's own line and marker, later ones those of the next variant.
         variants = [(style.line, style.marker)]
-        variants += [variant for variant in _VARIANTS if variant[0] != style.line]
-        line, shape = variants[colours_so_far.count(style.colour) % len(variants)]
+        for other_line, other_marker in _VARIANTS:
+            if other_line != style.line:
+                variants.append((other_line, other_marker))
+        names_with_this_colour = colours_so_far.count(style.colour)
         colours_so_far.append(style.colour)
+        line, marker_shape = variants[names_with_this_colour % len(variants)]
         looks[name] = {"color": style.colour, "linestyle": line}
         if marker:
-            looks[name]["marker"] = shape
+            looks[name]["marker"] = marker_shape
     return looks
 
 

@@ -50,17 +50,24 @@ class Chat:
     """Writes messages by a tokenizer's chat template, and remembers what it left out, for notes to the user."""
 
     def __init__(self, tokenizer, choice: str, date: str = ""):
+        """Take the tokenizer and the value of `--chat_template` (`choice`): auto, or text to write rows of text, too.
+
+        `date`, as 2026-11-28, is the day for templates that write one; by default today.
+        """
         self.tokenizer = tokenizer
         self.choice = choice
         self.day = datetime.datetime.fromisoformat(date or datetime.date.today().isoformat())
-        self.left_out = 0  # rows of whose prompt the template omits a text, such as the system's
-        # last texts of answers of which the template omits a text, such as a thought, which `write` puts back
+        # Number of rows in whose prompt a text is missing that the template does not write, such as the system's.
+        self.left_out = 0
+        # Answers (their last message) in which the template left out a text, such as a thought, until `write` put
+        # it back.
         self.restored: list[str] = []
-        # answers whose thought, which the data keep beside the text, the template does not write
+        # Number of answers whose thought stands in a key of its own and is lost: the template has no place for it.
         self.thoughts_left_out = 0
-        # prompt that the template wrote -> the messages of the data, or the text that became a user's message
+        # Written prompt -> what it was written from: the messages of the row, or its text, written as a user's message.
         self.source_of_prompt: dict[str, str | list[dict]] = {}
-        # Both run the template, so they are called at the first messages: data of text need no template.
+        # The next two run the template, once. So they are called when the first messages come and not here: data of
+        # text need no template.
         self._check_once = functools.cache(self._check_that_it_writes_a_question)
         self._end_of_turn = functools.cache(functools.partial(end_of_turn, tokenizer))
 

@@ -73,15 +73,29 @@ class FunctionReward:
         self.name = name or getattr(function, "__name__", "reward")
 
     def __call__(self, rollout: Rollout) -> Sequence[float]:
-        """Call the function on copies of the texts. Raises `InputError` if it raises."""
+        """Return the function's scores of the responses. Raises `InputError` if the function raises.
+
+        It gets copies of the lists, which it may change. The scores are checked by the caller.
+        """
+        # 1. The policy's own words: what an environment said in between must not earn its score.
         rollout = rollout.of_the_policy_alone()
-        # Its arguments after prompts and responses name columns of the rows; `turns` is given beside them.
-        not_in_rows = () if rollout.turns is None else ("turns",)
-        asked = RowColumns(self.function, 2, f"reward {self.name}", not_in_rows)
-        arguments = asked.arguments(rollout.prompts)
-        if asked.takes_beside_row:
-            arguments["turns"] = copy.deepcopy(rollout.turns or [])
-        prompts = [str(prompt) for prompt in rollout.prompts]  # plain texts, without their rows
+
+        # 2. What the function takes beside prompts and responses, its first two arguments: columns of the rows, and
+        #    `turns` where there are dialogues. (Elsewhere `turns` is the name of a column, as any other.)
+        has_dialogues = rollout.turns is not None
+        columns = RowColumns(
+            self.function,
+            2,
+            f"reward {self.name}",
+            ("turns",) if has_dialogues else (),
+        )
+        arguments = columns.arguments(rollout.prompts)
+        if "turns" in columns.takes_beside_row:
+            arguments["turns"] = copy.deepcopy(rollout.turns)
+
+        # 3. Call it.
+        # A prompt is a text that carries its row; the function gets the text alone.
+        prompts = [str(prompt) for prompt in rollout.prompts]
         try:
             scores = self.function(prompts, list(rollout.responses), **arguments)
             if isinstance(scores, Iterator):  # a generator runs here, so that its errors are caught

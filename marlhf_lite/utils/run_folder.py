@@ -146,7 +146,8 @@ class RunFolder:
         config = to_jsonable(dict(config), "config", allow_nan=True) | {"versions": environment()}
         check_output_dir(path)
         path.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(path / UNFINISHED, ignore_errors=True)  # of a start that was killed
+        # What a killed start left; `check_output_dir` lets it pass.
+        shutil.rmtree(path / UNFINISHED, ignore_errors=True)
         run = cls(path, {}, manifest)
         run.update_config(config)
         return run

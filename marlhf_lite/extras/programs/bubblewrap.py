@@ -261,7 +261,11 @@ def _hide_all_but_modules(folder: Path, names: set[str], shown: list[str]) -> li
 
 
 def _options(bwrap: str, visible: list[str]) -> list[str]:
-    """Return the options of bwrap, as far as the installed version knows them; `visible` shows the interpreter."""
+    """Return the options of bwrap, as far as the installed version knows them.
+
+    `visible` are the options that mount the interpreter's folders. The words FILTER, INFO and the names of `FILES`
+    stand for file descriptors: `BubblewrapExecutor.report` puts their numbers there when it starts a program.
+    """
     known = subprocess.run([bwrap, "--help"], capture_output=True, text=True).stdout
     options = [
         "--unshare-all",
@@ -270,9 +274,9 @@ def _options(bwrap: str, visible: list[str]) -> list[str]:
         "--new-session",
         "--clearenv",
     ]
-    # `BubblewrapExecutor.report` puts numbers of files in the place of FILTER and INFO.
     options += ["--cap-drop", "ALL", "--seccomp", "FILTER", "--info-fd", "INFO"]
-    # Older versions have neither --disable-userns, which closes the kernel's namespaces to the program, nor --size.
+    # Older versions have neither --disable-userns (the program can make no namespaces of its own; it needs
+    # --unshare-user) nor --size, which is that of the next --tmpfs.
     if "--disable-userns" in known:
         options.append("--disable-userns")
     if "--size" in known:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 # Families whose layer is norm, attention with rotated q and k, norm, MLP; others norm, scale or fuse in between.
-PLAIN_LAYERS = frozenset("gemma llama mistral qwen2".split())
+FAMILIES_WITH_PLAIN_LAYERS = frozenset("gemma llama mistral qwen2".split())
 
 
 def position_ids(attention_mask: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ def last_states(
     last_layer = backbone.layers[-1]
     with _last_layer_at(last_layer, longest - first_read) if skips_columns else nullcontext():
         # Layers that are computed again in the backward pass take no cache.
-        cache = None if backbone.gradient_checkpointing else _Before()
+        cache = None if backbone.gradient_checkpointing else _KeysAndValuesBefore()
         output = backbone(input_ids=aligned, past_key_values=cache, use_cache=False)
     states = output.last_hidden_state
 
@@ -79,16 +79,20 @@ def _largest_of_each(*tensors: Tensor) -> list[int]:
 
 
 def has_plain_last_layer(backbone: nn.Module) -> bool:
-    """Return whether the last layer can run at few positions: a known family's, as transformers wrote it."""
+    """Return whether `_last_layer_at` can run this model's last layer at its last positions alone.
+
+    It can for the families that it knows, with the classes of transformers and a `forward` that nobody replaced.
+    """
     is_of_transformers = type(backbone).__module__.startswith("transformers.models.")
-    if backbone.config.model_type not in PLAIN_LAYERS or not is_of_transformers:
+    if backbone.config.model_type not in FAMILIES_WITH_PLAIN_LAYERS or not is_of_transformers:
         return False
-    if backbone.config._attn_implementation not in ("sdpa", "eager"):  # others take no such mask
-        return False
+    if backbone.config._attn_implementation not in ("sdpa", "eager"):
+        return False  # other kinds of attention do not take a mask with fewer rows than columns
+    # A `forward` of the object itself was put there by a library, such as accelerate's hooks.
     return "forward" not in vars(backbone.layers[-1])  # somebody has replaced it
 
 
-class _Before(Cache):
+class _KeysAndValuesBefore(Cache):
     """Keys and values of the positions before, if any, in the place of a cache, which it looks like when empty.
 
     Without a cache transformers would look for rows that are packed into one, and wait for the device.
@@ -122,6 +126,11 @@ def _last_layer_at(layer: nn.Module, kept: int) -> Iterator[None]:
         position_ids=None,
         **other_arguments,
     ) -> Tensor:
+        """Return the layer's states [B, kept, H] at the last `kept` positions of `hidden` [B, T, H].
+
+        Stands in the place of the layer's own `plain_forward`. The model always passes positions; the defaults are
+        those of the method that it replaces.
+        """
         rows, length = hidden.shape[:2]
         skip = length - kept
         cos, sin = position_embeddings
@@ -137,14 +146,15 @@ def _last_layer_at(layer: nn.Module, kept: int) -> Iterator[None]:
         rotated = torch.cat([-second_half, first_half], -1)
         keys = keys * cos[:, None, :skip] + rotated * sin[:, None, :skip]
 
-        # 2. The rows of the causal mask for the kept positions. Without a mask the kernel would make its own, in which
-        #    the first kept position attends to the first key alone.
+        # 2. The rows of the causal mask for the kept positions. Without a mask the kernel would make its own, and in a
+        #    kernel's causal mask the first query, here position `skip`, attends to the first key alone.
         if attention_mask is None:
             ones = torch.ones(1, 1, length, length, dtype=torch.bool, device=hidden.device)
             attention_mask = ones.tril()
 
-        # 3. The plain layer at the kept positions; it finds the other keys and values in the place of a cache.
-        other_arguments["past_key_values"] = _Before(keys, values)
+        # 3. The plain layer at the kept positions. It finds the skipped keys and values where it looks for a cache
+        #    (there is none here: a pass over whole texts does not generate).
+        other_arguments["past_key_values"] = _KeysAndValuesBefore(keys, values)
         return plain_forward(
             hidden[:, skip:],
             attention_mask=attention_mask[:, :, skip:],
