@@ -171,6 +171,7 @@ class OptionParser(argparse.ArgumentParser):
         """
         of_this_command = {action.dest for action in self._actions}
         known = of_this_command
+        # A file for a command that another package added is for it alone, and shares no options with ours.
         if not issubclass(self.command, AddedCommand):
             known = of_this_command | OPTIONS
         for key in values:

@@ -118,7 +118,10 @@ class MergedLoraLinear(lora.Linear):
         return way.apply(x, base.weight, base.bias, A, B, self.scaling[name])
 
     def _computes_plain_lora(self, x: Tensor) -> bool:
-        """Return whether PEFT would compute x Wᵀ + b + s (x Aᵀ) Bᵀ for `x`, with one adapter in float32 and no more."""
+        """Return whether PEFT would compute x Wᵀ + b + s (x Aᵀ) Bᵀ for `x`, with one adapter in float32 and no more.
+
+        Only then may this module compute it in its own, faster way.
+        """
         names = self.active_adapters
         if self.disable_adapters or self.merged or len(names) != 1 or names[0] not in self.lora_A:
             return False
@@ -126,11 +129,14 @@ class MergedLoraLinear(lora.Linear):
         A = self.lora_A[name]
         is_linear = type(self.base_layer) is nn.Linear and type(A) is nn.Linear
         is_variant = name in self.lora_variant  # such as DoRA, which also scales the weight
-        has_no_casts = x.dtype == self.base_layer.weight.dtype and A.weight.dtype == torch.float32
+        # `x` may have the base's 16 bits: then it is cast for the adapter, which is part of the formula.
+        has_known_formats = (
+            x.dtype == self.base_layer.weight.dtype and A.weight.dtype == torch.float32
+        )
         has_dropout = self.training and not isinstance(self.lora_dropout[name], nn.Identity)
         has_bias = self.lora_bias[name]  # a bias of B
         casts_by_itself = torch.is_autocast_enabled(x.device.type)
-        is_plain = is_linear and not is_variant and has_no_casts
+        is_plain = is_linear and not is_variant and has_known_formats
         return is_plain and not (has_dropout or has_bias or casts_by_itself)
 
 
