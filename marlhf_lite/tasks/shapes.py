@@ -435,7 +435,8 @@ def to_preferences(
     form = form or shape_of(columns_of(rows))
     _check_columns(rows, source, form)
     # A list that was written as text ("[{'role': ...") would be read as an answer. The paper's own data, whose prompts
-    # have a fixed form, have such cells rightly; data of `datasets` (no `list`) have types, and may be too many to look at.
+    # have a fixed form, have such cells rightly; data of `datasets` (no `list`) have types, and may be too
+    # many to look at.
     if not form.has_fixed_prompts and isinstance(rows, list):
         refuse_written_lists(rows, form.columns, source)
     kept = []

@@ -82,16 +82,16 @@ class FunctionReward:
 
         # 2. What the function takes beside prompts and responses, its first two arguments: columns of the rows, and
         #    `turns` where there are dialogues. (Elsewhere `turns` is the name of a column, as any other.)
-        has_dialogues = rollout.turns is not None
+        turns = rollout.turns  # None without an environment
         columns = RowColumns(
             self.function,
             2,
             f"reward {self.name}",
-            ("turns",) if has_dialogues else (),
+            () if turns is None else ("turns",),
         )
         arguments = columns.arguments(rollout.prompts)
-        if "turns" in columns.takes_beside_row:
-            arguments["turns"] = copy.deepcopy(rollout.turns)
+        if turns is not None and "turns" in columns.takes_beside_row:
+            arguments["turns"] = copy.deepcopy(turns)
 
         # 3. Call it.
         # A prompt is a text that carries its row; the function gets the text alone.
