@@ -7,6 +7,7 @@ Each way is compared with the plain one (`--fast off`, activations kept) on the 
 from __future__ import annotations
 
 import copy
+import math
 
 import peft
 import torch
@@ -143,7 +144,7 @@ def numbers(models: nn.ModuleList, texts: Rollout) -> tuple[Tensor, Tensor]:
 def distance(ours: Tensor, theirs: Tensor) -> float:
     """Return the norm of the difference, relative to `theirs`; infinite if a number of `ours` is not finite."""
     relative = ((ours - theirs).norm() / theirs.norm()).item()
-    return relative if relative == relative else float("inf")
+    return relative if math.isfinite(relative) else math.inf
 
 
 def make_plain(models: nn.Module, roles: list[nn.Module]) -> None:

@@ -39,9 +39,10 @@ def answer_at_all_temperatures(
     study: Study, seed: int, work: Path, folder: Path, prompts: int, samples: int
 ) -> Path:
     """Let all policies of a seed answer; return the folder with the answers. `work`: where the study keeps its runs."""
+    runs = plan(study, [seed])
+    start = work / runs[0].start  # all runs of a seed start from the same SFT and reward model
     policies = []
-    for run in plan(study, [seed]):
-        start = work / run.start
+    for run in runs:
         if run.command != "sft":
             policies.append(f"{run.method}={work / run.folder / 'training'}")
     answers = folder / f"seed{seed}"

@@ -89,7 +89,7 @@ def has_plain_last_layer(backbone: nn.Module) -> bool:
     if backbone.config._attn_implementation not in ("sdpa", "eager"):
         return False  # other kinds of attention do not take a mask with fewer rows than columns
     # A `forward` of the object itself was put there by a library, such as accelerate's hooks.
-    return "forward" not in vars(backbone.layers[-1])  # somebody has replaced it
+    return "forward" not in vars(backbone.layers[-1])
 
 
 class _KeysAndValuesBefore(Cache):
