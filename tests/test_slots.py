@@ -71,6 +71,11 @@ def test_a_stranger_runs_the_examples_from_an_empty_folder(installed, tmp_path):
         json.loads, (tmp_path / "run" / "ma-ppo" / "metrics.jsonl").read_text().splitlines()
     )
     assert 1 < row["macro_actions"] <= 2 and row["score_mean"] <= 0
+    # The evaluation shows the reward under its name beside the embedded task's true score.
+    for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines():
+        answer = json.loads(line)
+        assert answer["my_reward:short"] == pytest.approx(-len(answer["response"].split()) / 50)
+        assert "gold" in answer
 
 
 def test_a_protocol_names_them(folder):

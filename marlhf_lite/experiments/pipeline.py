@@ -70,6 +70,7 @@ from marlhf_lite.utils.jsonl import apply_umask, read_json, write_json
 from marlhf_lite.utils.progress import DONE, write_update_of_weights
 from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
 from marlhf_lite.utils.seals import atomic_folder, has_checkpoint, seal
+from marlhf_lite.utils.user_code import is_user_code
 
 Reward = Callable[[Rollout], Tensor]
 Make = Callable[[RunContext, PeftModel, RunLogger], Trainer]
@@ -587,21 +588,24 @@ def evaluate(
 def _scores_by_code(context: RunContext[commands.EvaluatedCommand]) -> dict:
     """Return the arguments of `Scorers` for what tables show beside the score of the reward model.
 
-    That is the gold score if the task has one, else what `--reward` names.
+    That is the gold score if the task has one, and what `--reward` names. A reward of the task itself (gold, tests, an
+    environment) is not shown beside the gold score, which says the same.
     """
     task = context.task
+    scores = {}
     if task.gold:
-        return {
+        scores = {
             "gold": task.gold,
             "gold_name": getattr(task.tests, "name", context.options.part),
         }
-    if not context.reward:
-        return {}
-    hashes = _hashes_of_contents(context, CODE["reward"], CODE["environment"], COLUMNS)
-    return {
-        "reward": context.reward,
-        "reward_version": ", ".join([context.reward.name, *hashes]),
-    }
+    is_a_users = is_user_code(commands.reward_of(context.options))
+    if context.reward and (is_a_users or not task.gold):
+        hashes = _hashes_of_contents(context, CODE["reward"], CODE["environment"], COLUMNS)
+        scores |= {
+            "reward": context.reward,
+            "reward_version": ", ".join([context.reward.name, *hashes]),
+        }
+    return scores
 
 
 def _name_of_model(context: RunContext) -> str:
