@@ -15,7 +15,13 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import GemmaConfig, GemmaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GemmaConfig,
+    GemmaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 from transformers.utils import logging as hf_logging
 
 from marlhf_lite.config.options import ModelConfig, PPOTrainerConfig
@@ -85,6 +91,38 @@ def make_prompts(shape: Shape, count: int, tokens: int, seed: int = 0) -> list[s
     rng = random.Random(seed)
     words = range(len(SPECIAL), shape.vocabulary)
     return [" ".join(f"w{i}" for i in rng.choices(words, k=tokens)) for _ in range(count)]
+
+
+def write_pretrained(folder: Path, source: str) -> Path:
+    """A copy of a pretrained model (folder or hub name) whose end token has an id that it cannot sample; `folder`."""
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    for config in (model.config, model.generation_config):
+        config.eos_token_id = None
+    tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
+    tokenizer.add_special_tokens({"eos_token": "<never>"})
+    if tokenizer.eos_token_id < model.config.vocab_size:
+        raise ValueError(f"--model {source}: it could sample the new end token: give another model")
+    hf_logging.disable_progress_bar()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_prompts_of(tokenizer, count: int, tokens: int, seed: int = 0) -> list[str]:
+    """Texts of exactly so many tokens each for a tokenizer of subwords: words that are one token, drawn at random."""
+    vocabulary = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    words = sorted(
+        token[1:]
+        for token in vocabulary
+        if token.startswith("Ġ") and token[1:].isascii() and token[1:].isalpha()
+    )
+    rng = random.Random(seed)
+    prompts = ["".join(f" {word}" for word in rng.choices(words, k=tokens)) for _ in range(count)]
+    for prompt in prompts:
+        found = len(tokenizer(prompt)["input_ids"])
+        if found != tokens:
+            raise ValueError(f"a prompt of {tokens} words has {found} tokens: give another model")
+    return prompts
 
 
 def make_roles(options: ModelConfig, seed: int = 0) -> PPOModels:

@@ -54,7 +54,7 @@ class Case:
     name: str
     shape: str
     finetune: str
-    limit: float
+    limit: float = 0  # 0: only measured
     epochs: int = 1
     updates: int = 7  # the first warms up
     other: str = "theirs"  # or "macro": ours with n=5
