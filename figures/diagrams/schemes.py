@@ -201,7 +201,7 @@ def house(c: Canvas) -> None:
 
 @diagram(height=552)
 def ladder(c: Canvas) -> None:
-    """A ladder of estimators: one change a rung
+    """Estimators of advantages: one change at a time
 
     A grid of estimators. Rows say how credit fades on its path back, columns say what is subtracted as a baseline.
     PPO is at the top, MA-PPO at the right; PPO-0.99, SAE and MA-PPO-start are the steps between them.
