@@ -102,9 +102,9 @@ def ask_what_a_baseline_does(draw: random.Random) -> Question:
     return Question(
         text="Why does a baseline leave the mean of the policy gradient unchanged? "
         "What does it change? Which property must the baseline have?",
-        answer="The gradient of a log-probability is 0 on average, so a number times it is 0 on "
-        "average, too, as long as the number does not depend on the action: "
-        "that is the property. The baseline changes the noise. "
+        answer="The mean of the gradient of the log-probability, over all actions, is 0. If you "
+        "multiply it by a number that does not depend on the action, the mean is still 0: "
+        "this is the property. What the baseline changes is the noise. "
         "*Points:* 2 for the mean, 1 for the noise, 2 for the property.",
         points=5,
     )
@@ -160,7 +160,7 @@ def ask_share_that_arrives(draw: random.Random) -> Question:
         f"Macro actions: {actions_after_first} steps, {number(lam)}^{actions_after_first} = "
         f"{by_action}. Single tokens: "
         f"{number(lam)}^(1/{n}) = {slower}. "
-        "Also: one value for several tokens, and one advantage for all of them. "
+        "With macro actions several tokens also share one value and one advantage. "
         "*Points:* 1, 2, 1, 1.",
         points=5,
     )
@@ -185,7 +185,7 @@ def ask_clip(draw: random.Random) -> Question:
         text=f"ε = 0.2, and the ratio of a token is {number(ratio)}. "
         f"What is its term in PPO's objective for an advantage of {number(size)}, and what for "
         f"{number(-size)}? In which case is the gradient 0?",
-        answer="The smaller of ratio · Â and clip(ratio) · Â: "
+        answer="The term is the smaller of ratio · Â and clip(ratio) · Â: "
         f"{'; '.join(lines)}. *Points:* 2 for each term, 1 for the case.",
         points=5,
     )
@@ -230,8 +230,8 @@ def ask_value_loss(draw: random.Random) -> Question:
         f"return is {number(target)}. "
         "Values are clipped at 0.2. "
         "What is the token's value loss, and does it have a gradient?",
-        answer=f"Kept within 0.2 the value is {number(old + 0.2)}, and ½ · max of the two squared errors "
-        f"is {number(loss.item(), 4)}, with {words}. "
+        answer=f"Kept within 0.2 of its old value, the value is {number(old + 0.2)}. The loss is half of the larger "
+        f"of the two squared errors, {number(loss.item(), 4)}, with {words}. "
         "*Points:* 3 for the loss, 2 for the gradient.",
         points=5,
     )
