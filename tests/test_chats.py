@@ -627,6 +627,16 @@ def chats_of(tmp_path, template, answer, *between):
     return load_task(str(path), chat=chat), chat
 
 
+def test_role_and_content_come_before_from_and_value(tmp_path):
+    """Some exports name the speaker in `from`, beside the role; Parquet fills up the keys of other rows with None."""
+    for answer in (
+        say("assistant", "Warm.") | {"from": "bot-7", "value": None},
+        {"role": None, "content": None, "from": "gpt", "value": "Warm."},
+    ):
+        task, _ = chats_of(tmp_path, SILENT, answer)
+        assert set(task.splits["sft"]["chosen"]) == {"Warm."}
+
+
 @pytest.mark.parametrize("key", ["reasoning_content", "thinking"])
 def test_a_thought_beside_the_content_reaches_the_template(tmp_path, key):
     """Also under another name than the template's; a template without thoughts says that they are dropped."""
@@ -638,12 +648,16 @@ def test_a_thought_beside_the_content_reaches_the_template(tmp_path, key):
     assert chat.thoughts_left_out == 12 and task.unused == ()
 
 
-def test_tool_calls_without_content_are_written_or_refused(tmp_path):
-    call = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    answer = {"role": "assistant", "content": None, "tool_calls": [call]}
+@pytest.mark.parametrize("content", [None, ""])
+@pytest.mark.parametrize("key", ["tool_calls", "function_call"])
+def test_tool_calls_without_content_are_written_or_refused(tmp_path, key, content):
+    """Also a single call under its former name."""
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    calls = {"tool_calls": [{"type": "function", "function": function}], "function_call": function}
+    answer = {"role": "assistant", "content": content, key: calls[key]}
     task, _ = chats_of(tmp_path, THINKS, answer)
     answers = {row["chosen"] for part in task.splits.values() for row in part if "chosen" in row}
-    assert answers == {'<think></think><call>add{"a": 1}</call>'}
+    assert answers == {'<think></think><call>add{"a": 1}</call>'} and task.unused == ()
     fails(
         lambda: chats_of(tmp_path, SILENT, answer), "row 1: a call of the tool 'add'", "leaves out"
     )

@@ -1,5 +1,6 @@
 """Every line, row and file that lies there is read, dropped with a reason, or left out with a name."""
 
+import ast
 import bz2
 import gzip
 import json
@@ -12,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import datasets
 import pandas
+import pyarrow.parquet
 import pytest
 from conftest import fails
 
@@ -54,6 +56,12 @@ def write(path, content):
         ("a.jsonl", "\ufeff" + LINES + "\ufeff" + LINES, 24, {}),  # joined files with marks
         ("a.csv", TABLE, 13, {"header": 1}),
         ("a.csv", TABLE + "\n", 14, {"header": 1, "blank": 1}),
+        (
+            "a.csv",
+            TABLE + ",,\n , ,\n",
+            15,
+            {"header": 1, "blank": 2},
+        ),  # empty rows of a spreadsheet
         ("a.csv", TABLE + 'Why?,"one\ntwo\nthree",no\n', 16, {"header": 1, "inside quotes": 2}),
         ("a.csv", "sep=;\n" + TABLE.replace(",", ";"), 14, {"header": 1, "separator": 1}),
         ("a.csv", '"sep=|"\r\n' + TABLE.replace(",", "|"), 14, {"header": 1, "separator": 1}),
@@ -89,6 +97,13 @@ STOPS = [  # what would be read wrongly without a word -> what the error names
     ("a.json", '[{"prompt": "a", "x": {"y": 1, "y": 2}}]', ['"y" twice']),
     ("a.json", json.dumps(ROWS) + json.dumps(ROWS), ["several lists", "part-*.json"]),
     ("a.json", json.dumps({"data": ROWS, "more": ROWS}), ["several lists, data, more"]),
+    ("a.csv", TABLE + "total: 12 rows\n", ["line 14", "(1, not 3)", "delete a line that is no row"]),
+    ("a.csv", "# exported\n" + TABLE, ["row 1: line 2", "(3, not 1)", "delete a line that is no row"]),
+    ("a.csv", TABLE.replace("\n", ",,\n"), ["2 columns of the header have no name: name or delete them"]),
+    *((name, text + "a,b\0,c\n", ["a zero byte", "tr -d"]) for name, text in (("a.csv", TABLE), ("a.jsonl", LINES))),
+    ("a.csv", TABLE + "W\0hy?,a,b\n", ["line 14: a zero byte"]),
+    ("a.jsonl", LINES.replace("\n", ",\n"), ["line 1", "delete the commas at the ends of the lines"]),
+    ("a.jsonl", LINES.replace("\n", "", 1), ["line 1", "name the file .json"]),
     ("a.jsonl", '{"x": ' + "[" * 450 + "]" * 450 + "}\n", ["line 1: values nested more than 100 deep"]),
     ("a.json", '[{"x": ' + "[" * 450 + "]" * 450 + "}]", ["values nested more than 100 deep"]),
 ]  # fmt: skip
@@ -108,12 +123,21 @@ def test_line_breaks_in_a_text_are_no_fault(tmp_path):
     assert len(read_file(write(tmp_path / "b.csv", code))) == COUNT + 4
 
 
-def test_zeros_in_a_damaged_file_do_not_make_it_utf_16(tmp_path):
-    """In UTF-16 half of an ASCII text is zeros, and a Chinese one with its few zeros is no UTF-8."""
-    damaged = TABLE + "W\0hy?,a,b\n"
-    assert len(read_file(write(tmp_path / "a.csv", damaged))) == COUNT + 1
+def test_objects_may_follow_one_another_where_the_error_says_so(tmp_path):
+    assert read_file(write(tmp_path / "a.json", LINES.replace("\n", "", 1))) == ROWS
+
+
+def test_a_chinese_text_of_few_zeros_is_utf_16(tmp_path):
+    """In UTF-16 half of an ASCII text is zeros; a Chinese one has few, and is no UTF-8."""
     chinese = "prompt,chosen\n" + "为什么天空是蓝色的,因为瑞利散射\n" * 12
     assert len(read_file(write(tmp_path / "b.csv", chinese.encode("utf-16-le")))) == 12
+
+
+def test_a_parquet_file_with_a_name_twice_stops(tmp_path):
+    columns = [["a"], ["b"], ["c"], ["d"]]
+    table = pyarrow.table(columns, names=["prompt", "chosen", "rejected", "chosen"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    fails(lambda: read_file(tmp_path / "a.parquet"), "more than one column is named chosen")
 
 
 @pytest.mark.parametrize(
@@ -139,6 +163,7 @@ def test_a_name_with_space_around_it_is_that_column(tmp_path, name, fix, answers
 
 TO_JSON = 'orient="records", lines=True'
 FRAME = pandas.DataFrame(ROWS)
+TAR = b"rows.jsonl".ljust(257, b"\0") + b"ustar  \0"
 LOOKALIKES = [
     *(
         (name, b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4\n", "git lfs pull")
@@ -164,6 +189,13 @@ LOOKALIKES = [
     ("a.json", FRAME[:1].to_json(orient="columns"), TO_JSON),
     ("a.json", json.dumps(FRAME.to_dict("list")), TO_JSON),
     ("a.json", json.dumps({"train": ROWS, "test": ROWS}), "a file of its own"),
+    ("a.json", json.dumps({"info": {"version": 1}, "items": ROWS}), "rows under the name items"),
+    ("a.json", json.dumps({"data": FRAME.to_dict("list")}), TO_JSON),
+    *((name, TAR, "unpack it by tar -xf") for name in ("a.tar", "a.jsonl")),
+    *((name, b"PK\x03\x04\x14", "unpack it and give the file in it") for name in ("a.zip", "a.jsonl.zip", "a.xlsx")),
+    ("a.jsonl.zst", b"\x28\xb5\x2f\xfd", "zstd -d"),
+    ("a.tar.gz", gzip.compress(TAR), "unknown extension '.tar.gz'"),
+    ("a.txt", TABLE, "unknown extension '.txt'"),
     ("a.csv", "prompt,chosen\n为什么天空是蓝色的,因为瑞利散射\n".encode("gbk"), "iconv -f gb18030 -t utf-8"),
     ("a.csv", "prompt,chosen\nなぜ空は青いのですか,わかりません\n".encode("cp932"), "iconv -f cp932 -t utf-8"),
     ("a.csv", "prompt,chosen\nWärme,für\n".encode("latin-1"), "iconv -f cp1252 -t utf-8"),
@@ -194,7 +226,55 @@ def test_files_of_a_folder_are_read_or_left_out_with_their_names(tmp_path):
         "data [1]/train.jsonl: 12 lines = 12 rows",
         "files left out: more.jsonl, notes/read.me",
     ]
+    write(tmp_path / "data [1]" / "more.jsonl", LINES.replace("Why", "When"))
     assert load_task("data [1]/*.jsonl").counts["read"] == 2 * COUNT
+
+
+def test_files_of_other_kinds_are_left_out_whatever_split_they_are_named_after(tmp_path):
+    for name in ("train.jsonl", "train.jsonl.bak", "train.jsonl~", "train.md5"):
+        write(tmp_path / "d" / name, LINES)
+    task = load_task("d")
+    assert task.counts["read"] == COUNT
+    assert task.left_out_files == ("train.jsonl.bak", "train.jsonl~", "train.md5")
+    datasets.Dataset.from_list(ROWS).save_to_disk("saved")
+    write(tmp_path / "saved" / "more.jsonl", LINES)
+    assert load_task("saved").left_out_files == ("more.jsonl",)
+
+
+@pytest.mark.parametrize(
+    ("files", "parts"),
+    [
+        (["notes.txt"], ["no file of a known kind, found notes.txt"]),
+        (["README.md"], ["it has no file of a known kind"]),
+        (["Train.jsonl", "Test.jsonl"], ["Test.jsonl would be read as rows to train on", "lower case"]),
+        (
+            ["data/train-00000-of-00003.jsonl", "data/train-00002-of-00003.jsonl"],
+            ["data/train-00001-of-00003 is missing", "--dataset 'd/data/train-*'"],
+        ),
+        (["part-1-of-2.jsonl"], ["part-0-of-2 is missing"]),
+        (["part-2-of-2.jsonl"], ["part-1-of-2 is missing"]),
+        (["train.jsonl", "train (1).jsonl"], ["d/train.jsonl: the same rows as d/train (1).jsonl"]),
+    ],
+)  # fmt: skip
+def test_a_folder_that_is_not_whole_or_has_a_file_twice_stops(tmp_path, files, parts):
+    for name in files:
+        write(tmp_path / "d" / name, LINES)
+    fails(lambda: load_task("d"), *parts)
+
+
+def test_parts_that_are_given_by_a_pattern_are_those_that_are_meant(tmp_path):
+    for number in (0, 2):
+        lines = LINES.replace("Why", f"Why {number}")
+        write(tmp_path / "d" / f"train-{number}-of-3.jsonl", lines)
+    assert load_task("d/train-*").counts["read"] == 2 * COUNT
+    write(tmp_path / "d" / "train-1-of-3.jsonl", LINES)
+    assert load_task("d").counts["read"] == 3 * COUNT
+
+
+def test_a_saved_folder_that_lacks_a_file_says_so(tmp_path):
+    datasets.Dataset.from_list(ROWS).save_to_disk("d", num_shards=2)
+    (tmp_path / "d" / "data-00001-of-00002.arrow").unlink()
+    fails(lambda: load_task("d"), "data-00001-of-00002.arrow is missing: copy the whole folder")
 
 
 def test_files_with_different_rows_are_named(tmp_path):
@@ -402,6 +482,13 @@ def test_messages_and_lists_as_text_in_every_row_are_not_text(tmp_path, column, 
     )
 
 
+def test_bytes_as_text_in_every_row_are_not_text(tmp_path):
+    path = write(tmp_path / "a.jsonl", rows_with("completion", [str(b"Warm.")] * COUNT))
+    fails(lambda: load_task(path), "'completion' is bytes as text", "ast.literal_eval", "decode")
+    column = pandas.Series([str("Wärme".encode())])  # the mend, typed
+    assert list(column.map(ast.literal_eval).str.decode("utf-8")) == ["Wärme"]
+
+
 @pytest.mark.parametrize("text", TEXTS)
 def test_other_json_is_an_answer(tmp_path, text):
     assert (
@@ -431,6 +518,7 @@ def test_a_list_in_some_rows_is_an_answer(tmp_path):
             (name, True)
             for name in ("better_response", "preferred", "winner", "isChosen", "output_2", "ref_b")
         ),
+        *(("good", False), ("positive", False)),  # unless their opposite is there
     ],
 )
 def test_names_of_compared_answers(tmp_path, name, is_compared):
@@ -442,6 +530,30 @@ def test_names_of_compared_answers(tmp_path, name, is_compared):
         assert task.counts["kept"] == COUNT and task.unused == (name,)
 
 
+@pytest.mark.parametrize(
+    "names", [("positive", "negative"), ("y_w", "y_l"), ("bad", "good"), ("win_response", "lose")]
+)
+def test_names_of_opposites_are_compared_answers(tmp_path, names):
+    rows = [{"prompt": f"Why {i}?"} | dict.fromkeys(names, "x") for i in range(COUNT)]
+    path = write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    fails(lambda: load_task(path), "write the better answer of each row into chosen")
+
+
+@pytest.mark.parametrize(
+    ("rows", "fix"),
+    [
+        ([{"row": row} for row in ROWS], "the rows are inside 'row'"),
+        (
+            [{"Why is the sky blue?": "a", "Light is scattered.": "b"}],
+            "write a line with the names",
+        ),
+    ],
+)
+def test_rows_inside_others_and_rows_without_names_say_so(tmp_path, rows, fix):
+    path = write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    fails(lambda: load_task(path), path, fix)
+
+
 def test_spaces_around_names_are_shown_and_columns_takes_them(tmp_path):
     path = write(tmp_path / "a.jsonl", LINES.replace('"chosen"', '"chosen "'))
     fails(lambda: load_task(path), "prompt, 'chosen ', rejected", "str.strip")
@@ -451,6 +563,19 @@ def test_spaces_around_names_are_shown_and_columns_takes_them(tmp_path):
 def notes_of(capsys, *words):
     assert not main(["data", *words, "--rows", "0"]), capsys.readouterr().err
     return [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+
+
+def test_words_for_a_missing_text_are_noted(tmp_path, capsys):
+    path = write(tmp_path / "a.csv", TABLE.replace("Warm 3.", "None").replace("Why 5?", "NULL"))
+    notes = notes_of(capsys, path)
+    assert any(note.startswith("note: 2 of 36 texts are 'N") for note in notes), notes
+    path = write(tmp_path / "b.csv", TABLE.replace("Warm 3.", "nan-o"))
+    assert not any("or the like" in note for note in notes_of(capsys, path))
+
+
+def test_an_answer_of_nothing_but_spaces_of_no_width_is_empty(tmp_path):
+    path = write(tmp_path / "a.jsonl", LINES.replace("Warm 3.", r"\u200b\ufeff "))
+    assert load_task(path).counts["empty_response"] == 1
 
 
 def test_pairs_that_contradict_each_other_are_noted(tiny, tmp_path, capsys):

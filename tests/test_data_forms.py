@@ -157,6 +157,11 @@ STOPS = [  # a row -> what the error names
         ["--columns prompt=NAME,chosen=NAME"],
     ),
     ({"text": "a"}, ["columns found: text", "--columns"]),
+    ({"Prompt": "a", "chosen": "b", "rejected": "c"}, ["row 1", "--columns prompt=NAME"]),
+    (
+        {"messages": [{"speaker": "user", "text": "a"}]},
+        ["name them role and content (its keys: speaker, text)"],
+    ),
     (
         {"prompt": "Why?", "chosen": "Why? a", "rejected": "Why? b"},
         ["in 12 of 12 rows answers begin with their prompt"],

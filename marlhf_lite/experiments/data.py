@@ -44,6 +44,8 @@ ANSWER_COLUMNS = COLUMNS[1:]  # chosen and rejected
 FEW_CUT = 0.05  # the share of answers that a longer limit, which is offered, would still cut
 NO_LIMIT = 10**9
 MOST_FILES = 8  # files that a report names; of more it gives the sum
+# What programs write in place of a text that is missing: pandas, Python, JSON, databases.
+WORDS_FOR_NOTHING = {"nan", "NaN", "<NA>", "None", "null", "NULL"}
 # What templates write: <|im_start|>, DeepSeek's <｜User｜>, Gemma's <end_of_turn>, Llama's and Mistral's [/INST].
 MARKS = r"<\|\w+\|>|<｜[^<>｜]+｜>|<(?:start|end)_of_turn>|\[/INST\]"
 
@@ -323,6 +325,12 @@ def _notes(task: Task, tokenizer, model: str) -> Iterator[str]:
     for column in ANSWER_COLUMNS:
         answers += _column(task, column)
     texts = [*prompts, *answers]
+    for_nothing = [text for text in texts if text.strip() in WORDS_FOR_NOTHING]
+    if for_nothing:
+        first = repr(for_nothing[0].strip())
+        fix = "leave such rows out if one is missing"
+        count = f"{len(for_nothing)} of {len(texts)} texts"
+        yield f"{count} are {first} or the like, as programs write a missing text: {fix}"
     marks = _marks(texts, tokenizer, task.chats)
     if marks:
         fix = "if a chat template wrote them, give the rows as messages, and --model's template writes them"

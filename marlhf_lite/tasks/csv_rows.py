@@ -27,8 +27,8 @@ class LinesOfRow(NamedTuple):
 class Table:
     """The rows of a table, and what its other lines are.
 
-    `other_lines` counts lines by their kind: `separator`, `header`, `blank`, and `inside quotes`, the lines of a row
-    after its first one.
+    `other_lines` counts lines by their kind: `separator`, `header`, `blank` (nothing, or separators without cells), and
+    `inside quotes`, the lines of a row after its first one.
     """
 
     rows: list[dict] = field(default_factory=list)
@@ -72,7 +72,9 @@ def rows_of_table(text: str) -> Table:
         for fields in reader:
             first_line = last_line + 1
             last_line = lines_before_reader + reader.line_num  # the lines that are read so far
-            if not fields:
+            # Spreadsheets write their empty rows as separators without cells.
+            is_blank = not any(cell.strip() for cell in fields)
+            if is_blank:
                 table.other_lines["blank"] += last_line - first_line + 1
             elif not header:
                 header = _checked_header(fields)
@@ -87,7 +89,7 @@ def rows_of_table(text: str) -> Table:
     except csv.Error as error:  # of the reader, or of `_check_row`
         hint = (
             f"put fields with {separator!r}, quotes or line breaks in double quotes, "
-            "and double the quotes in them"
+            "and double the quotes in them; delete a line that is no row"
         )
         raise InputError(f"row {len(table.rows) + 1}: {error}: {hint}") from None
 
@@ -101,14 +103,26 @@ def rows_of_table(text: str) -> Table:
 
 
 def _checked_header(fields: list[str]) -> list[str]:
-    """Return the names of the columns without white space around them. Raises `InputError` for one that is twice."""
+    """Return the names of the columns without white space around them.
+
+    Raises `InputError` for a name that is there twice, and for two columns without a name. One may have none: pandas
+    writes its row numbers like that.
+    """
     header = [name.strip() for name in fields]
-    twice = [name for name, count in Counter(header).items() if count > 1]
+    unnamed = header.count("")
+    if unnamed > 1:
+        raise InputError(f"{unnamed} columns of the header have no name: name or delete them")
+    check_no_name_is_twice(header)
+    return header
+
+
+def check_no_name_is_twice(names: list[str]) -> None:
+    """Raise `InputError` if two columns have one name."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise InputError(
             f"more than one column is named {', '.join(twice)}: rename or delete the others"
         )
-    return header
 
 
 def _check_row(fields: list[str], header: list[str], row: int, line: int) -> None:
@@ -118,7 +132,9 @@ def _check_row(fields: list[str], header: list[str], row: int, line: int) -> Non
     and so is its fix.
     """
     if len(fields) != len(header):
-        raise csv.Error("its number of fields differs from the header's")
+        raise csv.Error(
+            f"line {line} differs from the header in its number of fields ({len(fields)}, not {len(header)})"
+        )
     # A file that was joined to another may begin with a mark, and write its names in other letters.
     cells = [cell.strip(" \ufeff").casefold() for cell in fields]
     if sorted(cells) == sorted(name.casefold() for name in header):

@@ -28,7 +28,8 @@ LIKELY = (
 def decode(content: bytes) -> str:
     """Return the text of a file in UTF-8, in UTF-16 with or without a mark, or in UTF-32 with a mark.
 
-    Carriage returns alone, as old Macs ended lines, become line breaks. Raises `InputError` for other encodings.
+    Carriage returns alone, as old Macs ended lines, become line breaks. Raises `InputError` for other encodings, and
+    for a text with a zero byte.
     """
     encoding = _marked_encoding(content)
     if not encoding:
@@ -46,6 +47,11 @@ def decode(content: bytes) -> str:
     has_lines_of_old_macs = "\n" not in text
     if has_lines_of_old_macs:
         text = text.replace("\r", "\n")
+    # A computer that stopped while it wrote leaves zeros, which would be read as characters.
+    lines_before_zero = text.partition("\0")[0].count("\n")
+    if "\0" in text:
+        fix = "copy it again, or delete such bytes by tr -d '\\000'"
+        raise InputError(f"line {lines_before_zero + 1}: a zero byte, as in a damaged file: {fix}")
     return text
 
 

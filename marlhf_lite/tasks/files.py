@@ -8,10 +8,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from marlhf_lite.tasks.addresses import content_at, unpack
-from marlhf_lite.tasks.csv_rows import rows_of_table
+from marlhf_lite.tasks.csv_rows import check_no_name_is_twice, rows_of_table
 from marlhf_lite.tasks.encodings import decode
 from marlhf_lite.tasks.json_rows import rows_of_lines, rows_of_value, split_lines
-from marlhf_lite.tasks.no_data import refuse_lookalike
+from marlhf_lite.tasks.no_data import HEAD, refuse_lookalike
 from marlhf_lite.utils.errors import InputError, one_line
 
 PACKED = (".gz", ".bz2", ".xz")
@@ -72,7 +72,7 @@ def read_and_account(path: str | Path) -> tuple[list[dict], FileAccount]:
         name = path
     suffixes = [suffix for suffix in SUFFIXES if name.lower().endswith(suffix)]
     if not suffixes:
-        raise InputError(f"{path}: unknown extension {Path(name).suffix!r}: known are {KNOWN}")
+        raise InputError(f"{path}: {_fault_of_name(name)}")
     _, kind_of_rows, *_ = suffixes[0].split(".")  # as of `.jsonl.gz`
     kind = f".{kind_of_rows}"
     packing = suffixes[0].removeprefix(kind)  # empty if the file is not packed
@@ -95,6 +95,19 @@ def read_and_account(path: str | Path) -> tuple[list[dict], FileAccount]:
                 f'{path}: row {number}: not an object such as {{"prompt": ...}}: correct or delete it'
             )
     return rows, account
+
+
+def _fault_of_name(name: str) -> str:
+    """Return what is wrong with a file whose name does not say what it is; an archive says so by how it begins."""
+    if os.path.isfile(name):
+        with open(name, "rb") as file:
+            head = file.read(HEAD)
+        try:
+            refuse_lookalike(head, kind="")
+        except InputError as error:
+            return str(error)
+    extension = "".join(Path(name).suffixes[-2:])
+    return f"unknown extension {extension!r}: known are {KNOWN}"
 
 
 def _rows_and_account(content: bytes, kind: str, name: str) -> tuple[list, FileAccount]:
@@ -128,7 +141,9 @@ def _rows_of_parquet(content: bytes) -> list[dict]:
     """
     import pyarrow.parquet  # takes long to import, and files of text need none of it
 
-    table = pyarrow.parquet.read_table(pyarrow.BufferReader(content))
+    file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(content))
+    check_no_name_is_twice(file.schema_arrow.names)  # of two columns, a row would have the last
+    table = file.read()
     rows = table.to_pylist()
     metadata = table.schema.metadata or {}
     description = metadata.get(b"huggingface")

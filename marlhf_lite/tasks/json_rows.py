@@ -7,6 +7,7 @@ from marlhf_lite.tasks.no_data import (
     refuse_lists_of_lists,
     refuse_object_that_is_no_row,
     refuse_other_lists,
+    refuse_rows_under_a_name,
 )
 from marlhf_lite.utils.errors import InputError
 
@@ -29,12 +30,27 @@ def rows_of_lines(text: str) -> tuple[list, int]:
         except InputError as error:
             raise InputError(f"line {number}: {error}") from None
         except (ValueError, RecursionError) as error:
-            raise InputError(
-                f"line {number}: not JSON ({error}): correct or delete the line"
-            ) from None
+            fix = _fix_of_line(line)
+            raise InputError(f"line {number}: not JSON ({error}): {fix}") from None
     if len(rows) == 1:
         refuse_object_that_is_no_row(rows[0])
     return rows, blank
+
+
+def _fix_of_line(line: str) -> str:
+    """Return what to do about a line that is not JSON: a comma, or another object, may follow its object."""
+    try:
+        _, end = json.JSONDecoder().raw_decode(line)
+    except (ValueError, RecursionError):
+        return "correct or delete the line"
+    after = line[end:].strip()
+    if after == ",":
+        return "delete the commas at the ends of the lines"
+    if after.startswith("{"):
+        return (
+            "write one object a line, or name the file .json, in which they may follow one another"
+        )
+    return "correct or delete the line"
 
 
 def rows_of_value(text: str) -> list:
@@ -56,6 +72,7 @@ def rows_of_value(text: str) -> list:
         refuse_other_lists(value)
         return value["data"]
     refuse_object_that_is_no_row(value)
+    refuse_rows_under_a_name(value)
     return [value]
 
 

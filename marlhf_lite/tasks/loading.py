@@ -10,7 +10,7 @@ import datasets
 
 from marlhf_lite.tasks.chats import Chat
 from marlhf_lite.tasks.embedded import EMBEDDED, load_embedded
-from marlhf_lite.tasks.messages import MESSAGE, PASSED_ON, THOUGHTS
+from marlhf_lite.tasks.messages import FUNCTION_CALL, MESSAGE, PASSED_ON, THOUGHTS
 from marlhf_lite.tasks.prompts import RowColumns
 from marlhf_lite.tasks.shapes import ONLY_TEXTS, columns_of, to_preferences
 from marlhf_lite.tasks.sources import (
@@ -212,7 +212,7 @@ def _unused_names(rows: Iterable[dict], form: Form, is_written_by_chat: bool) ->
     used = _used_columns(form)
     read_keys = {*MESSAGE}
     if is_written_by_chat:
-        read_keys.update(PASSED_ON)
+        read_keys.update((*PASSED_ON, FUNCTION_CALL))
     else:
         used.discard("system")
     columns = []

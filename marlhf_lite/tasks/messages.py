@@ -10,6 +10,7 @@ from marlhf_lite.tasks.templates import ASSISTANT, HUMAN, BadRow
 
 Turns = list[dict]  # messages with `role` and `content`, and what `PASSED_ON` names
 MESSAGE = ("role", "content", "from", "value")  # the keys that are read of every message
+FUNCTION_CALL = "function_call"  # the former key of a message's only call, now in `tool_calls`
 THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thought")
 PASSED_ON = (*THOUGHTS, "tool_calls", "tool_call_id", "name")  # keys that a chat template may write
 KNOWN_ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -60,9 +61,16 @@ def _message(turn: Mapping, column: str) -> dict:
 
     Raises `BadRow` for one without a role or a text, and for pictures and sound.
     """
-    role = turn.get("from", turn.get("role"))
-    content = turn.get("value", turn.get("content"))
-    if content is None and turn.get("tool_calls"):  # a message may be nothing but a call
+    role = turn.get("role")
+    if role is None:  # Parquet fills up the keys of other rows with None
+        role = turn.get("from")
+    content = turn.get("content")
+    if content is None:
+        content = turn.get("value")
+    calls = turn.get("tool_calls")
+    if not calls and turn.get(FUNCTION_CALL):
+        calls = [{"type": "function", "function": turn[FUNCTION_CALL]}]
+    if content is None and calls:  # a message may be nothing but a call
         content = ""
     has_parts = isinstance(content, list) and len(content) > 0
     if has_parts and all(isinstance(part, dict) for part in content):
@@ -72,14 +80,16 @@ def _message(turn: Mapping, column: str) -> dict:
                 raise BadRow("bad_chat", f"{fault}: only text is read")
         content = "".join(part["text"] for part in content)
     if not isinstance(role, str) or not isinstance(content, str):
-        raise BadRow("bad_chat", f"{column!r} has a message without a role and a text")
+        names = ", ".join(map(str, turn)) or "none"
+        fix = f"name them role and content (its keys: {names})"
+        raise BadRow("bad_chat", f"{column!r} has a message without a role and a text: {fix}")
     name = role.strip().lower()
     message = {"role": _OTHER_NAMES_OF_ROLES.get(name, name), "content": content}
     for key in PASSED_ON:
         if turn.get(key):
             message[key] = turn[key]
-    if "tool_calls" in message:
-        message["tool_calls"] = _tool_calls(message["tool_calls"], column)
+    if calls:
+        message["tool_calls"] = _tool_calls(calls, column)
     return message
 
 
@@ -93,8 +103,9 @@ def _tool_calls(calls, column: str) -> list[dict]:
     read = []
     for call in calls:
         call = _without_empty_fields(call)
-        function = call.get("function")
-        name_and_arguments = function if isinstance(function, dict) else call
+        name_and_arguments = call.get("function", call)
+        if not isinstance(name_and_arguments, dict):
+            raise BadRow("bad_chat", f"{column!r} has a call of a function that is not an object")
         arguments = name_and_arguments.get("arguments")
         if isinstance(arguments, str):
             with suppress(ValueError):  # text that is not JSON stays as it is

@@ -19,6 +19,8 @@ GZIP = rb"\x1f\x8b"
 BZIP2 = rb"BZh[1-9]1AY&SY"
 XZ = rb"\xfd7zXZ\x00"
 PACKED = {".gz": GZIP, ".bz2": BZIP2, ".xz": XZ}
+NAMED = (*TEXTS, ".parquet", *PACKED)
+NO_KIND = ""  # of a file whose name ends in something else
 RECORDS = 'save it in pandas with to_json(name, orient="records", lines=True)'
 # what a server sends has these names only, if it sends an error instead of the data
 NAMES_IN_ERRORS = {"error", "errors", "message", "detail", "status", "documentation_url", "cause"}
@@ -33,7 +35,7 @@ class Lookalike:
     what: str
     fix: str
     # the kinds of files that cannot begin like this
-    kinds: tuple[str, ...] = (*TEXTS, ".parquet", *PACKED)
+    kinds: tuple[str, ...] = (*NAMED, NO_KIND)
 
 
 LOOKALIKES = (
@@ -60,9 +62,10 @@ LOOKALIKES = (
         TEXTS,
     ),
     # Other formats under this name.
-    Lookalike(GZIP, "packed by gzip", "end the name with .gz, such as rows.jsonl.gz"),
-    Lookalike(BZIP2, "packed by bzip2", "end the name with .bz2, such as rows.jsonl.bz2"),
-    Lookalike(XZ, "packed by xz", "end the name with .xz, such as rows.jsonl.xz"),
+    Lookalike(GZIP, "packed by gzip", "end the name with .gz, as rows.jsonl.gz, or unpack it", NAMED),
+    Lookalike(BZIP2, "packed by bzip2", "end the name with .bz2, as rows.jsonl.bz2, or unpack it", NAMED),
+    Lookalike(XZ, "packed by xz", "end the name with .xz, as rows.jsonl.xz, or unpack it", NAMED),
+    Lookalike(rb"(?s).{257}ustar", "a tar archive", "unpack it by tar -xf, and give the file in it"),
     Lookalike(rb"\x28\xb5\x2f\xfd", "packed by zstd", "unpack it with zstd -d"),
     Lookalike(rb"7z\xbc\xaf", "a 7z archive", "unpack it and give the file in it"),
     Lookalike(rb"Rar!", "a RAR archive", "unpack it and give the file in it"),
@@ -99,7 +102,7 @@ LOOKALIKES = (
 def refuse_lookalike(content: bytes, kind: str) -> None:
     """Raise `InputError` if the content of a file begins like another kind of file than its name says.
 
-    `kind` is the end of the name, such as `.jsonl` or `.gz`.
+    `kind` is the end of the name, such as `.jsonl` or `.gz`, or `NO_KIND`.
     """
     head = content[:HEAD]
     without_mark = head.removeprefix(b"\xef\xbb\xbf").lstrip()
@@ -131,11 +134,27 @@ def refuse_object_that_is_no_row(value) -> None:
             raise InputError(f"columns, not rows (pandas' orient columns or index): {RECORDS}")
         if len(cells) == 1 and all(str(key).isdigit() for key in cells[0]):
             raise InputError(f"columns, not rows (pandas' orient columns): {RECORDS}")
+    is_table_under_a_name = len(cells) == 1 and not _is_message(cells[0])
+    if is_table_under_a_name:  # {"data": {"prompt": [...], "chosen": [...]}}
+        refuse_object_that_is_no_row(cells[0])
     if all(isinstance(cell, list) for cell in cells):
         _refuse_lists(value)
     if set(value) <= NAMES_IN_ERRORS:
         message = " ".join(str(cells[0]).split())[:100]
         raise InputError(f"a server's message, not data ({message}): check the address")
+
+
+def refuse_rows_under_a_name(value) -> None:
+    """Raise `InputError` for a file that is one object with the rows in a list, as `{"info": {...}, "items": [...]}`.
+
+    In a row, there would be a text or messages beside a list of objects.
+    """
+    if not isinstance(value, dict):
+        return
+    lists = [name for name, cell in value.items() if isinstance(cell, list)]
+    has_texts = any(isinstance(cell, str) for cell in value.values())
+    if len(lists) == 1 and not has_texts and _are_rows(value[lists[0]]):
+        raise InputError(f"rows under the name {lists[0]}: write that list as a file of its own")
 
 
 def refuse_other_lists(value: dict) -> None:
@@ -170,6 +189,13 @@ def _refuse_lists(value: dict[str, list]) -> None:
     lengths = {len(cell) for cell in value.values()}
     if len(lengths) == 1:
         raise InputError(f"columns, not rows (lists under {names}): {RECORDS}")
+
+
+def _are_rows(items: list) -> bool:
+    """Return whether the items are several objects that are no messages."""
+    if len(items) < 2:
+        return False
+    return all(isinstance(item, dict) and not _is_message(item) for item in items)
 
 
 def _is_message(value) -> bool:

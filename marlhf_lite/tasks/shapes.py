@@ -33,6 +33,7 @@ PROMPT_NAMES = ("prompt", *INSTRUCTIONS, "input", "context_messages")
 ANSWER_NAMES = ("completion", "response", "output", "answer")
 LABELS = ("label", "kto_tag")  # in the data of KTO: whether to learn an answer
 TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+MOST_WORDS_OF_A_NAME = 4  # of a column: a longer one is probably a text
 TARGETS = (*COLUMNS, "completion", "messages", "system")  # what `--columns` may name
 # Names of answers of which one is better: without chosen and rejected, the names do not tell which. A word that says
 # which is better counts only beside words that name an answer, so that `preferred_language` is a column like any other.
@@ -44,6 +45,18 @@ _NAMES_AN_ANSWER = re.compile(
 )
 _ONE_OF_SEVERAL_ANSWERS = re.compile(
     r"(?i)(response|answer|completion|output|ref)s?_?([abjk\d]|good|bad)$"
+)
+# Two columns of which one names the better answer and the other the worse one, if both are there.
+OPPOSITES = (
+    ("win", "lose"),
+    ("won", "lost"),
+    ("good", "bad"),
+    ("best", "worst"),
+    ("positive", "negative"),
+    ("pos", "neg"),
+    ("accept", "reject"),
+    ("y_w", "y_l"),
+    ("w", "l"),
 )
 # Takes the place of a template if a chat template is there and most rows are text: texts stay as they are, and the few
 # rows of messages are bad rows. Written by the chat template, they would be in another form than all other prompts.
@@ -120,7 +133,7 @@ def _convert_row_for_sft(row: Mapping, template: str | Chat = "paper") -> dict[s
         if is_to_learn is None:
             raise BadRow(
                 "bad_label",
-                f"{name!r} is {row[name]!r}, not true or false: rename a column of classes",
+                f"{name!r} is {row[name]!r}, not true or false: write these, or rename a column of classes",
             )
         if not is_to_learn:
             raise BadRow("labelled_false", f"{name!r} is false: an answer to avoid")
@@ -332,10 +345,22 @@ def shape_of(columns: Collection[str], user_columns: str = "") -> Form:
             shape = form
             break
     has_pairs = shape.fractions[1] > 0  # a share of the rows for the reward model
-    seems_to_have_pairs = any(names_a_compared_answer(str(name)) for name in columns)
-    if seems_to_have_pairs and not has_pairs and not named_by_user:
+    if name_compared_answers(columns) and not has_pairs and not named_by_user:
         return PAIRS
     return shape
+
+
+def name_compared_answers(columns: Iterable) -> bool:
+    """Return whether columns are named like two answers of which one is better, or like the choice between them."""
+    names = [str(name) for name in columns]
+    if any(names_a_compared_answer(name) for name in names):
+        return True
+    # What is left of `good_response` is good.
+    cores = set()
+    for name in names:
+        words = [word.lower() for word in re.findall(r"[A-Za-z]+", name)]
+        cores.add("_".join(word for word in words if not _NAMES_AN_ANSWER.fullmatch(word)))
+    return any({better, worse} <= cores for better, worse in OPPOSITES)
 
 
 def names_a_compared_answer(column: str) -> bool:
@@ -519,9 +544,13 @@ def _check_columns(rows: Iterable[dict], source: str, form: Form) -> None:
     if is_no_known_shape:
         expected += " (or chosen, rejected with whole transcripts; or prompt and completion, or messages, for SFT)"
         fix += ", or name yours, as by --columns prompt=NAME,chosen=NAME,rejected=NAME (SFT: completion=NAME)"
-        is_compared = any(names_a_compared_answer(str(name)) for name in present)
-        if is_compared and not re.search("(?i)chosen|reject", names):
+        if name_compared_answers(present) and not re.search("(?i)chosen|reject", names):
             fix = "write the better answer of each row into chosen, and the other into rejected"
+    inside = _column_with_rows_inside(rows, present)
+    if inside:
+        fix = f"the rows are inside {inside!r}: write its objects as the rows"
+    if any(len(str(name).split()) > MOST_WORDS_OF_A_NAME for name in present):
+        fix = "if the first line is a row, write a line with the names of the columns above it"
     renamed = {name: _without_space_around(name) for name in present if _has_space_around(name)}
     if renamed:
         fix = (
@@ -530,6 +559,19 @@ def _check_columns(rows: Iterable[dict], source: str, form: Form) -> None:
     if any(name.strip() != stripped for name, stripped in renamed.items()):
         fix = f"names have invisible marks around them: in pandas rows.rename(columns={renamed})"
     raise InputError(f"{source}: columns found: {names}; expected: {expected}: {fix}")
+
+
+def _column_with_rows_inside(rows: Iterable[dict], columns: Iterable) -> str:
+    """Return the name of a column whose cells have a prompt or answers inside, as in `{"row": {"prompt": ...}}`.
+
+    Empty if there is none. The first row shows it.
+    """
+    for row in islice(rows, 1):
+        for name in columns:
+            cell = row.get(name)
+            if isinstance(cell, dict) and {*COLUMNS, *PROMPT_NAMES, "messages"} & cell.keys():
+                return str(name)
+    return ""
 
 
 def shown_names(columns: Iterable) -> str:

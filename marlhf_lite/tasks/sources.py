@@ -4,6 +4,7 @@ Every file that lies in a folder is read, or left out with its name.
 """
 
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from marlhf_lite.tasks.embedded import EMBEDDED
-from marlhf_lite.tasks.files import SUFFIXES, FileAccount, read_and_account
+from marlhf_lite.tasks.files import KNOWN, SUFFIXES, FileAccount, read_and_account
 from marlhf_lite.tasks.paper_datasets import HUB, form_of
 from marlhf_lite.tasks.places import files_below, matching_files
 from marlhf_lite.tasks.shapes import columns_of, rename
@@ -20,6 +21,8 @@ from marlhf_lite.tasks.templates import Form
 from marlhf_lite.utils.errors import InputError, did_you_mean, one_line
 
 ENOUGH_ROWS = 1000  # so many rows show what the others are like
+SAVED = (".arrow", "dataset_dict.json", "dataset_info.json", "state.json")  # by `save_to_disk`
+_NAMES_A_TEST_SET = re.compile(r"(^|[^a-zA-Z])(test|validation|valid|dev|eval)([^a-zA-Z]|$)")
 CHOICES = (
     f"give an embedded corpus ({', '.join(EMBEDDED)}), a local file or folder (such as ./pairs.jsonl), "
     "or a name on the hub (owner/name; needs the network), with --dataset_config if it has several configurations"
@@ -140,13 +143,19 @@ def refuse_options(options: Mapping[str, str], what: str) -> None:
 def _read_files(paths: Iterable[str], user_columns: str) -> Split:
     """Read files as one data set; `user_columns` is `--columns`, which says what the rows are.
 
-    Raises `InputError` if one file has pairs and another prompts, for example.
+    Raises `InputError` if one file has pairs and another prompts, for example, and for a copy of another one.
     """
     rows: list[dict] = []
-    accounts = []
+    accounts: list[FileAccount] = []
+    rows_of_files: list[list[dict]] = []
     shape_of_file = {}
     for path in paths:
         rows_of_file, account = read_and_account(path)
+        if rows_of_file and rows_of_file in rows_of_files:
+            other = accounts[rows_of_files.index(rows_of_file)].name
+            fix = "move one of them elsewhere, or give one of them"
+            raise InputError(f"{account.name}: the same rows as {other}: {fix}")
+        rows_of_files.append(rows_of_file)
         rows.extend(rows_of_file)
         accounts.append(account)
         if rows_of_file:
@@ -191,7 +200,9 @@ def _find_splits(
     except Exception as error:  # a library may raise any
         cause = one_line(error.__cause__ or error)  # datasets wraps the cause in a general error
         fix = CHOICES
-        if is_folder:
+        if is_folder and not _readable(files_below(place)):
+            fix = f"it has no file of a known kind, which are {KNOWN}"
+        elif is_folder:
             fix = "give one file of it, or name a configuration by --dataset_config"
         raise InputError(f"{option}: cannot be loaded ({cause}): {fix}") from None
 
@@ -256,17 +267,32 @@ def _load_folder(
     from datasets.packaged_modules.csv.csv import CsvConfig
     from datasets.packaged_modules.json.json import JsonConfig
 
+    # 1. What `save_to_disk` wrote.
     marks_of_save_to_disk = ("dataset_dict.json", "state.json")
     if any(os.path.exists(os.path.join(folder, name)) for name in marks_of_save_to_disk):
-        return _splits_of(datasets.load_from_disk(folder, **arguments)), ()
+        try:
+            splits = _splits_of(datasets.load_from_disk(folder, **arguments))
+        except FileNotFoundError as error:
+            fix = "copy the whole folder that save_to_disk wrote"
+            raise InputError(
+                f"--dataset {folder} (a folder): {error.filename} is missing: {fix}"
+            ) from None
+        return splits, tuple(name for name in files_below(folder) if not name.endswith(SAVED))
+
+    # 2. The files of each split. Those of other kinds, such as a copy `train.jsonl.bak`, are left out.
     with _folder_with_plain_name(folder) as plain:
         config = datasets.load_dataset_builder(plain, **arguments).config
         files_of_split: dict[str, list[str]] = {}
         used: set[str] = set()
         for split, files in (config.data_files or {}).items():
-            files_of_split[str(split)] = [_path_inside(str(file), plain) for file in files]
+            names = [_path_inside(str(file), plain) for file in files]
+            files_of_split[str(split)] = _readable(names)
             used.update(files_of_split[str(split)])
-        left_out = tuple(name for name in files_below(folder) if name not in used)
+        all_files = files_below(folder)
+        left_out = tuple(name for name in all_files if name not in used)
+        _check_files(folder, files_of_split, left_out)
+
+        # 3. Their rows.
         has_files_of_text = isinstance(config, CsvConfig | JsonConfig)
         if not has_files_of_text:
             return _splits_of(datasets.load_dataset(plain, **arguments)), left_out
@@ -274,6 +300,53 @@ def _load_folder(
     for split, files in files_of_split.items():
         splits[split] = _read_files([os.path.join(folder, name) for name in files], user_columns)
     return splits, left_out
+
+
+def _readable(names: Iterable[str]) -> list[str]:
+    """Return the names of files whose kind can be read."""
+    return [name for name in names if name.lower().endswith((*SUFFIXES, ".arrow"))]
+
+
+def _check_files(
+    folder: str, files_of_split: Mapping[str, Sequence[str]], left_out: Sequence[str]
+) -> None:
+    """Raise `InputError` if a folder has no file to read, lacks a part, or would train on its test set."""
+    option = f"--dataset {folder} (a folder)"
+    if not any(files_of_split.values()):
+        found = ", ".join(left_out) or "nothing"
+        raise InputError(
+            f"{option}: no file of a known kind, found {found}: known are {KNOWN}; unpack an archive"
+        )
+    for files in files_of_split.values():
+        missing = _missing_part(files)
+        if missing:
+            others = re.sub(r"\d+-of-\d+$", "*", missing)
+            fix = f"copy it, too, or give the other parts by --dataset '{os.path.join(folder, others)}'"
+            raise InputError(f"{option}: {missing} is missing: {fix}")
+    # `datasets` knows the names of splits in lower case only.
+    for name in files_of_split.get("train", ()):
+        if _NAMES_A_TEST_SET.search(name.lower()) and not _NAMES_A_TEST_SET.search(name):
+            fix = "write the names of splits in lower case, such as test.jsonl"
+            raise InputError(f"{option}: {name} would be read as rows to train on: {fix}")
+
+
+def _missing_part(files: Iterable[str]) -> str:
+    """Return the name of a part that is not among the files, as of `train-00000-of-00002.parquet`; empty if none is.
+
+    What follows the numbers is left off: in data of the hub it is another one for each part.
+    """
+    numbers_of_parts: dict[tuple[str, str], set[int]] = {}
+    for name in files:
+        part = re.match(r"(.*?)(\d+)-of-(\d+)", name)
+        if part:
+            before, number, total = part.groups()
+            numbers_of_parts.setdefault((before, total), set()).add(int(number))
+    for (before, total), numbers in numbers_of_parts.items():
+        first = 1 if int(total) in numbers else 0
+        for number in range(first, first + int(total)):
+            if number not in numbers:
+                return f"{before}{number:0{len(total)}}-of-{total}"
+    return ""
 
 
 def _path_inside(file: str, folder: str) -> str:

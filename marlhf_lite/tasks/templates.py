@@ -13,6 +13,7 @@ from marlhf_lite.utils.errors import InputError
 
 HUMAN = "\n\nHuman:"
 ASSISTANT = "\n\nAssistant:"
+SPACES_OF_NO_WIDTH = "\u200b\u2060\ufeff"
 COLUMNS = ("prompt", "chosen", "rejected")
 WITHOUT_PAIRS = (0.2, 0.0, 0.8)  # shares of sft, rm and ppo if no pairs train a reward model
 # Faults of published data, and rows that a task does not use: always dropped, and counted by these names.
@@ -112,7 +113,7 @@ def split_transcripts(chosen: str, rejected: str) -> tuple[str, str, str]:
         if mark in shared:
             end = shared.rindex(mark) + len(mark)
             return shared[:end], chosen[end:], rejected[end:]
-    fix = "begin both with the same prompt, or add a column prompt"
+    fix = "begin both with the same prompt, or name its column by --columns prompt=NAME"
     raise BadRow("no_shared_turn", f"'chosen' and 'rejected' share no {ASSISTANT!r} turn: {fix}")
 
 
@@ -180,6 +181,11 @@ def check_text(value, column: str) -> None:
         ) from None
 
 
+def _visible(text: str) -> str:
+    """Return a text without the white space and the spaces of no width around it."""
+    return text.strip().strip(SPACES_OF_NO_WIDTH).strip()
+
+
 def checked_row(prompt: str, **answers: str) -> dict[str, str]:
     """Return a row of a task: a prompt and its answers `chosen` and `rejected`, if it has them.
 
@@ -189,9 +195,9 @@ def checked_row(prompt: str, **answers: str) -> dict[str, str]:
     for column, text in row.items():
         check_text(text, column)
     without_mark = re.sub(r"(?:^|\n)Assistant:$", "", prompt)
-    if not without_mark.strip():
+    if not _visible(without_mark):
         raise BadRow("empty_prompt", "the prompt is empty")
-    stripped_answers = [text.strip() for text in answers.values()]
+    stripped_answers = [_visible(text) for text in answers.values()]
     if "" in stripped_answers:
         raise BadRow("empty_response", "an answer is empty")
     if len(set(stripped_answers)) < len(stripped_answers):

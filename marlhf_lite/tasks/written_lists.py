@@ -12,6 +12,7 @@ ROLES = "system|developer|user|assistant|human|gpt|tool|function|model|bot|ai|pr
 _LIKE_MESSAGES = re.compile(
     rf"\s*(array\()?\[?\s*\{{.*['\"](role|from)['\"]\s*:\s*['\"]({ROLES})['\"].*\}}", re.S | re.I
 )
+BYTES = "bytes"
 LONGEST = 1_000_000  # characters of a text that is parsed
 
 
@@ -39,6 +40,8 @@ def refuse_written_lists(rows: Sequence[Mapping], columns: Iterable[str], source
                 "store lists, in JSON lines or Parquet: in pandas parse the column by .map(json.loads), "
                 "or .map(ast.literal_eval) if it has single quotes"
             )
+            if what == BYTES:
+                fix = "in pandas decode the column by .map(ast.literal_eval).str.decode('utf-8')"
             raise InputError(
                 f"{source}: row 1: {column!r} is {what} as text, as in every row: {fix}"
             )
@@ -47,13 +50,15 @@ def refuse_written_lists(rows: Sequence[Mapping], columns: Iterable[str], source
 def written_kind(text: str) -> str:
     """Return what a text is if it was written from a list or a message; empty for every other text.
 
-    It is `a message`, `a list of messages` or `a list of texts`.
+    It is `a message`, `a list of messages`, `a list of texts` or `BYTES`.
     """
     stripped = text.strip()
-    may_be_written = stripped.startswith(("[", "{", "(", '"', "array"))  # `array(` is NumPy's
+    may_be_written = stripped.startswith(("[", "{", "(", '"', "array", "b'", 'b"'))
     if not may_be_written or len(stripped) > LONGEST:
         return ""
     value = _value_of(stripped)
+    if isinstance(value, bytes):
+        return BYTES
     if isinstance(value, str):  # a list that was written as text twice
         inner = value.strip()
         value = _value_of(inner) if inner.startswith(("[", "{")) else None
@@ -75,7 +80,7 @@ def _value_of(text: str):
         return json.loads(text)
     except (ValueError, RecursionError):
         pass
-    if not text.startswith(("[", "{", "(")):
+    if not text.startswith(("[", "{", "(", "b'", 'b"')):
         return None
     try:
         return ast.literal_eval(text)
