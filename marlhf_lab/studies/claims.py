@@ -67,6 +67,7 @@ def claims() -> dict[str, str]:
         | _critics()
         | _trained_critic()
         | _signal_apart()
+        | _temperature()
         | _averaged_kl()
     )
 
@@ -313,6 +314,22 @@ def _trained_critic() -> dict[str, str]:
         at_end = [np.mean([row[EXPLAINED] for row in curve_of(run)[-10:]]) for run in runs.values()]
         name = f"steps_confirm: {method}, explained variance of the last ten updates"
         texts[name] = interval(t_interval(at_end))
+    return texts
+
+
+def _temperature() -> dict[str, str]:
+    """Scores of `temperature` at each sampling temperature, best of one and of eight, and differences of changes."""
+    record = json.loads(shipped("results/benchmark_temperature.json").read_text(encoding="utf-8"))
+    texts = {}
+    for pair, by_score in record["found"]["contrasts"].items():
+        for score, value in by_score.items():
+            texts[f"temperature: {pair}, {score}"] = interval(value, "+.3f")
+    for method, by_temperature in record["found"]["means"].items():
+        for temperature, by_size in by_temperature.items():
+            for size in ("1", "8"):
+                value = by_size[size]["rm_score"]
+                name = f"temperature: {method} at {temperature}, best of {size}"
+                texts[name] = interval(value, ".2f")
     return texts
 
 

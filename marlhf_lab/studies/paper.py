@@ -16,6 +16,7 @@ import numpy as np
 import yaml
 
 from marlhf_lab.figures.agreement import agreement_table, verdicts_of_scores
+from marlhf_lab.figures.temperature import temperature_record
 from marlhf_lab.studies.contrasts import ratio_of_updates
 from marlhf_lab.studies.learning import learning_table
 from marlhf_lab.studies.people import with_a_person
@@ -262,7 +263,10 @@ def measures() -> dict[str, Measure]:
         "people": Measure("κ of GPT-3.5 and people, PandaLM's pairs", kappa_of_people, 1),
         "arithmetic": Measure("steps_confirm, updates, PPO / MA-PPO", steps, 1, ".2f", beside=1),
     }
-    # 3. Norms of advantages and returns.
+    # 3. Robustness: how MA-PPO's score changes from the temperature 0.8 to 1.0, beside PPO's change.
+    hotter = temperature_record()["found"]["contrasts"]["MA-PPO - PPO, 0.8 to 1.0"]["rm_score"]
+    found["temperature"] = Measure("RM score, change from 0.8 to 1.0", hotter, 1, "+.3f")
+    # 4. Norms of advantages and returns.
     for key in ("advantage_norm", "advantage_rms", "q_norm", "q_rms"):
         found[key] = Measure("log ratio to PPO", norm_change(key), -1)
     return found
