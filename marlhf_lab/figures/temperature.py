@@ -69,10 +69,4 @@ def temperature_figure(record: Mapping) -> np.ndarray:
         ax.set_xticks([0.2, 0.4, 0.6, 0.8, 1.0, 1.2])
     lines, methods = scores.get_legend_handles_labels()
     scores.figure.legend(lines, methods, loc="outside upper center", ncols=4, fontsize="small")
-    text = (
-        "Left: mean RM score of single answers (full markers) and of the best of eight (hollow). Right: how much more "
-        "a method's score of single answers changes from temperature 0.8 than PPO's, with 95 % intervals over seeds; "
-        "above 0 at 1.0 and 1.2 is the paper's claim."
-    )
-    plots.caption(scores.figure, text)
     return axes
