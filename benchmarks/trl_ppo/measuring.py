@@ -27,6 +27,9 @@ def arguments(description: str) -> argparse.Namespace:
     parser.add_argument(
         "--micro_batch", type=int, default=16, help="responses in a forward and backward pass"
     )
+    parser.add_argument(
+        "--scored_rows", type=int, help="theirs: responses in a pass that only scores; all of them"
+    )
     parser.add_argument("--epochs", type=int, default=1, help="passes over each rollout")
     parser.add_argument("--response", type=int, default=64, help="tokens in every response")
     parser.add_argument(

@@ -60,6 +60,7 @@ class Case:
     other: str = "theirs"  # or "macro": ours with n=5
     memory: bool = False  # compare peak memory, not processor time
     env: dict = field(default_factory=dict)  # of our process
+    flags: dict = field(default_factory=dict)  # further ones of both sides
 
     def ratio(self, ours: dict, other: dict) -> list[float]:
         """Quartiles of the ratio: a speed-up over theirs, what MA-PPO costs over PPO, or a share of their memory."""
@@ -124,6 +125,7 @@ class Side:
             name: getattr(args, name)
             for name in ("batch", "micro_batch", "response", "seed", "threads")
         }
+        flags |= case.flags
         words = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
         words += [] if case.memory else ["--turns"]
         own = {"PYTHONPATH": str(THEIRS)} if side == "theirs" else case.env

@@ -41,7 +41,7 @@ def options(args) -> PPOConfig:
         gradient_accumulation_steps=args.batch // args.micro_batch,
         num_mini_batches=1,
         num_ppo_epochs=args.epochs,
-        local_rollout_forward_batch_size=args.batch,
+        local_rollout_forward_batch_size=args.scored_rows or args.batch,
         response_length=args.response,
         temperature=args.temperature,
         learning_rate=args.learning_rate,

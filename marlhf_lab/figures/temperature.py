@@ -1,4 +1,4 @@
-"""The record of `benchmarks/temperature.py` as a figure: scores at six sampling temperatures, and what a method adds."""
+"""The record of `benchmarks/temperature.py` as a figure: scores by sampling temperature, and changes beside PPO's."""
 
 import json
 from collections.abc import Mapping
