@@ -75,6 +75,8 @@ def measure_rooms(package: Path) -> dict[str, Counter]:
     rooms: dict[str, Counter] = defaultdict(Counter)
     for path in sorted(package.rglob("*.py")):
         parts = path.relative_to(package).parts
+        if any(part.startswith(".") for part in parts):
+            continue  # what a program installed beside itself, such as TRL, is not ours
         room = parts[0] if len(parts) > 1 else "."
         rooms[room] += measure(path.read_text(encoding="utf-8"))
     return dict(rooms)
