@@ -10,7 +10,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from docutils.nodes import make_id
+from docutils import nodes
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "book"))
@@ -143,7 +143,20 @@ def prepare(app, page: str, source: list[str]) -> None:
     source[0] = ANSWERS.sub(r"\1", source[0]) if STUDENTS else source[0]
     # Sphinx would let the browser save the page
     source[0] = PAGE.sub(r"<a href='\2'>\1</a>", source[0])
-    source[0] = SECTION.sub(lambda link: f"](#{make_id(link[1])})", source[0])
+    source[0] = SECTION.sub(lambda link: f"](#{nodes.make_id(link[1])})", source[0])
+
+
+def describe_pictures(app, page: nodes.document) -> None:
+    """Make the caption below a picture of an output its alternative text, too: an output has no other description."""
+    for picture in page.findall(nodes.image):
+        is_output = "alt" not in picture
+        if is_output:
+            cell = picture
+            while cell.parent is not None and "cell" not in cell.get("classes", ()):
+                cell = cell.parent
+            below = cell.next_node(descend=False, siblings=True)
+            has_caption = isinstance(below, nodes.paragraph)
+            picture["alt"] = below.astext() if has_caption else ""
 
 
 def finish(app, error) -> None:
@@ -160,4 +173,5 @@ def finish(app, error) -> None:
 
 def setup(app) -> None:
     app.connect("source-read", prepare)
+    app.connect("doctree-read", describe_pictures)
     app.connect("build-finished", finish)

@@ -67,6 +67,11 @@ def test_site_has_outputs_as_committed_every_kind_of_page_and_nothing_from_the_n
         and "profile cpu" in lesson
         and 'class="math' in lesson
     )
+    pictures = re.findall(r'<img alt="([^"]*)"', lesson)
+    assert len(pictures) > 3 and not any("_images" in words for words in pictures), (
+        "the caption of a picture is its alternative text"
+    )
+    assert any(words.startswith("From top to bottom: six tokens") for words in pictures)
     front = (site / "index.html").read_text(encoding="utf-8")
     for page in (LESSON, SOLUTION, "docs/results", "docs/guide", "figures/interactive/README"):
         assert f'href="{page}.html"' in front and (site / f"{page}.html").is_file()

@@ -5,12 +5,14 @@ import pytest
 from conftest import fails
 from figure_checks import check_layout, lines, shapes
 from matplotlib import pyplot as plt
+from matplotlib.colors import to_rgb
 
 from marlhf_lab.figures.agreement import agreement_map, agreement_table, win_rates
 from marlhf_lite.evaluation.best_of_n import best_of_n
 from marlhf_lite.evaluation.distributions import score_table, shifts
 from marlhf_lite.evaluation.statistics import bootstrap_mean, win_rate
 from marlhf_lite.plotting import evaluation as plots
+from marlhf_lite.plotting.training import make_words_on_cells_readable
 from marlhf_lite.utils.jsonl import append_lines
 
 METHODS = {"SFT": 0.0, "PPO": 0.8, "MA-PPO": 1.0}
@@ -150,7 +152,7 @@ def test_shifts_share_bins_and_say_how_many_are_better():
         assert np.unique(outline[:, 1]) == pytest.approx(
             np.unique(np.histogram(values, bins)[0] / values.size)
         )
-        assert ax.get_title(loc="left") == f"{method}: {(values > 0).mean():.0%} better"
+        assert ax.get_title(loc="left") == f"{method}: {100 * (values > 0).mean():.0f} % better"
         assert lines(ax, method, bold=False)[0][0] == pytest.approx([values.mean()] * 2)
 
 
@@ -173,7 +175,30 @@ def test_win_rates_are_shares_that_add_up():
     widths = [[bar.get_width() for bar in bars] for bars in ax.containers]
     assert widths == [pytest.approx([0.5, 1]), pytest.approx([0.2, 0]), pytest.approx([0.3, 0])]
     rate = RATES["MA-PPO against SFT"].rate
-    assert ax.get_yticklabels()[1].get_text() == f"MA-PPO against SFT\n100% [{rate.low:.0%}, 100%]"
+    low = f"{100 * rate.low:.0f} %"
+    assert ax.get_yticklabels()[1].get_text() == f"MA-PPO against SFT\n100 % [{low}, 100 %]"
+
+
+def test_words_on_cells_of_a_heat_map_stand_out_on_every_colour():
+    ax = plots.best_of_n_map(CELLS)[0]
+    (cells,) = ax.collections
+    cells.set_array(np.linspace(0, 1, 6))  # all lightnesses of the scale, as far as six cells go
+    cells.set_clim(0, 1)
+    cells.update_scalarmappable()
+    make_words_on_cells_readable(ax)
+    for words, colour in zip(ax.texts, cells.get_facecolors(), strict=True):
+        light, dark = sorted([luminance(words.get_color()), luminance(colour)], reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5  # the contrast that WCAG 2 asks of words
+
+
+def luminance(colour):
+    """Relative luminance as WCAG 2 defines it."""
+    total = 0
+    for channel, weight in zip(to_rgb(colour), (0.2126, 0.7152, 0.0722), strict=True):
+        total += weight * (
+            channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4
+        )
+    return total
 
 
 def test_bad_input_leaves_no_figure():

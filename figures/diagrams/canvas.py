@@ -1,7 +1,8 @@
 """What all diagrams share: palette, font, and a few shapes that are written as SVG.
 
-Coordinates are in pixels, y goes down. Every diagram has a light panel of its own, so that it can be read on a white
-and on a dark page; each colour stands beside a word or another line style, so that it can be read in grey print.
+Coordinates are in pixels, y goes down. Every diagram has a panel of its own, so that it can be read on a white and on a
+dark page; if a browser asks for dark pages, the panel is dark, too. Each colour stands beside a word or another line
+style, so that it can be read in grey print.
 """
 
 from __future__ import annotations
@@ -31,6 +32,33 @@ def tint(colour: str, share: float = 0.17) -> str:
     """Mix a colour with white, for the inside of boxes under black text."""
     parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(255 - share * (255 - part)):02x}" for part in parts)
+
+
+def turned_over(colour: str) -> str:
+    """Make a pale colour dark and a dark one pale, for dark pages; the hue stays.
+
+    All three channels move by the same amount, so their differences stay: from lightness Y to 1 − Y. Then everything is
+    drawn together a little, because pure black and white are too hard beside a dark page.
+    """
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = channels
+    lightness = 0.213 * red + 0.715 * green + 0.072 * blue
+    lightness_on_dark = 1 - lightness
+    is_line_or_bar = max(channels) - min(channels) > 0.4  # boxes under words have paler colours
+    if is_line_or_bar:
+        lightness_on_dark = max(lightness_on_dark, 0.42)  # clear of the dark panel
+    moved = [channel + lightness_on_dark - lightness for channel in channels]
+    softer = [0.08 + 0.86 * min(1, max(0, channel)) for channel in moved]
+    return "#" + "".join(f"{round(255 * channel):02x}" for channel in softer)
+
+
+def style_for_dark_pages(drawing: str) -> str:
+    """Return a style that turns over every colour of the drawing if a browser asks for dark pages."""
+    rules = [
+        f'[{kind}="{colour}"] {{ {kind}: {turned_over(colour)}; }}'
+        for kind, colour in sorted(set(re.findall(r'(fill|stroke)="(#\w{6})"', drawing)))
+    ]
+    return "\n".join(["<style>", "@media (prefers-color-scheme: dark) {", *rules, "}", "</style>"])
 
 
 def number(value: float, digits: int = 2) -> str:
@@ -183,7 +211,8 @@ class Canvas:
         size = f'width="{WIDTH}" height="{self.height}" viewBox="0 0 {WIDTH} {self.height}"'
         head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" font-family={quoteattr(FONT)}>'
         words = f"<title>{escape(self.title)}</title>\n<desc>{escape(self.description)}</desc>"
-        return "\n".join([head, words, *self._parts, "</svg>", ""])
+        dark = style_for_dark_pages("\n".join(self._parts))
+        return "\n".join([head, words, dark, *self._parts, "</svg>", ""])
 
 
 DIAGRAMS: dict[str, Callable[[], str]] = {}  # by file name: a function that returns the SVG

@@ -27,7 +27,15 @@ from marlhf_lite.evaluation.statistics import (
     wilson,
 )
 from marlhf_lite.plotting.styles import OUTCOMES
-from marlhf_lite.plotting.training import STYLE, caption, legend, signed, subplots
+from marlhf_lite.plotting.training import (
+    STYLE,
+    caption,
+    legend,
+    make_words_on_cells_readable,
+    percent,
+    signed,
+    subplots,
+)
 from marlhf_lite.utils.errors import InputError
 
 RESAMPLES = 2000  # of the bootstrap of κ
@@ -194,7 +202,7 @@ def agreement_map(table: Sequence[Mapping]) -> Axes:
         words = "κ undefined" if np.isnan(kappa) else f"κ {signed(kappa)}"
         shares.loc[row["b"], row["a"]] = share["mean"]
         texts.loc[row["b"], row["a"]] = (
-            f"{share['mean']:.0%}\n[{share['low']:.0%}, {share['high']:.0%}]\n{words}"
+            f"{percent(share['mean'])}\n[{percent(share['low'])}, {percent(share['high'])}]\n{words}"
         )
     # 2. The picture.
     ax = subplots((1, 1), 0.16 * len(raters))[0, 0]
@@ -202,7 +210,7 @@ def agreement_map(table: Sequence[Mapping]) -> Axes:
         shares,
         annot=texts,
         fmt="",
-        cbar_kws={"label": "agreement", "format": PercentFormatter(1)},
+        cbar_kws={"label": "agreement", "format": PercentFormatter(1, symbol=" %")},
         ax=ax,
         vmin=0,
         vmax=1,
@@ -210,6 +218,7 @@ def agreement_map(table: Sequence[Mapping]) -> Axes:
         linewidths=0.5,
         annot_kws={"size": "medium"},
     )
+    make_words_on_cells_readable(ax)
     ax.grid(False)
     ax.set(xlabel="rater", ylabel="rater")
     # 3. Below it the number of pairs, or the smallest and the largest number.
@@ -236,7 +245,7 @@ def win_rates(rates: Mapping[str, WinRate]) -> Axes:
 
     # 2. The share stands in each part of a bar that is wide enough for it.
     def words(share: float) -> str:
-        return f"{share:.0%}" if share >= 0.06 else ""
+        return percent(share) if share >= 0.06 else ""
 
     for bars, outcome in zip(ax.containers, OUTCOMES, strict=True):
         colour = "black" if outcome == "tie" else "white"
@@ -245,13 +254,14 @@ def win_rates(rates: Mapping[str, WinRate]) -> Axes:
     labels = []
     for name, rate in rates.items():
         found = rate.rate
-        labels.append(f"{name}\n{found.mean:.0%} [{found.low:.0%}, {found.high:.0%}]")
+        interval = f"[{percent(found.low)}, {percent(found.high)}]"
+        labels.append(f"{name}\n{percent(found.mean)} {interval}")
     ax.set_yticks(range(len(rates)), labels, parse_math=False)
     # It shows between the bars.
     ax.axvline(0.5, color="black", linewidth=0.8, linestyle="--", zorder=0)
     ax.set(xlim=(0, 1), xlabel="share of pairs", ylabel="win rate [interval]")
     ax.invert_yaxis()
-    ax.xaxis.set_major_formatter(PercentFormatter(1))
+    ax.xaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
     legend(ax)
     caption(ax.figure, "Win rate: ties count half; in brackets its 95 % interval.")
     return ax

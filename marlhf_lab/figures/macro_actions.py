@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 import seaborn
 from matplotlib import font_manager
 from matplotlib import pyplot as plt
@@ -277,10 +278,11 @@ def rule_table(segmentations: Mapping[str, MacroActions]) -> str:
 def boundary_map(names: Sequence[str], beyond: np.ndarray) -> Axes:
     """Draw how many boundaries every two rules share as a map; `beyond`: [R, R] F1 minus what chance gives."""
     _, ax = plt.subplots(figsize=(7.2, 0.5 * len(names) + 0.9), layout="constrained")
+    numbers = pd.DataFrame(np.asarray(beyond))
     seaborn.heatmap(
-        np.asarray(beyond) + 0.0,  # a negative zero becomes 0
-        annot=True,
-        fmt="z.2f",
+        numbers,
+        annot=numbers.map(plots.signed),
+        fmt="",
         ax=ax,
         vmin=0,
         vmax=1,
@@ -289,6 +291,7 @@ def boundary_map(names: Sequence[str], beyond: np.ndarray) -> Axes:
         cbar=False,
         square=False,
     )
+    plots.make_words_on_cells_readable(ax)
     ax.set_xticklabels(names, rotation=30, ha="right")
     ax.set_yticklabels(names, rotation=0)
     ax.set(xlabel="rule", ylabel="rule")

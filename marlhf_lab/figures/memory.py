@@ -16,13 +16,14 @@ def memory_bars(estimates: Mapping[str, object], card: float) -> Axes:
     """
     ax = plots.subplots((1, 1), 0.46)[0, 0]
     for row, memory in enumerate(estimates.values()):
+        # C3 would look like C1 to colour-blind readers, and bars have no lines to tell them apart by.
         # Weights, adapters and optimizer stay in memory all the time, and so begin both bars.
         always = (
             ("weights", memory.weights, "C0"),
             ("adapters and optimizer", memory.adapters + memory.optimizer, "C1"),
         )
         sampling = (*always, ("sampling", memory.generation, "C2"))
-        training = (*always, ("training", memory.training, "C3"))
+        training = (*always, ("training", memory.training, "C4"))
         for shift, parts in ((-0.2, sampling), (0.2, training)):
             left = 0
             for label, size, colour in parts:

@@ -101,7 +101,8 @@ def pooled_values(
             colour = method_styles([method])[method]["color"]
             ax.hlines(level, left, right, color=colour, linestyle=lines[sigma], linewidth=2)
             ax.plot([right, right + 0.1], [level, height], color=colour, linewidth=0.8)
-            ax.text(right + 0.13, height, sigma, color=colour, va="center", fontsize="small")
+            # in black: some of the lines' colours are too pale for words
+            ax.text(right + 0.13, height, sigma, color="0.2", va="center", fontsize="small")
     ax.set(xlabel="word", ylabel="value", xlim=(-0.6, len(words) + 0.6))
     ax.set_xticks(range(len(words)), words)
     ax.legend(loc="upper left")

@@ -26,7 +26,9 @@ from marlhf_lite.plotting.training import (
     grid,
     label_of,
     legend,
+    make_words_on_cells_readable,
     panels,
+    percent,
     signed,
     subplots,
 )
@@ -68,6 +70,7 @@ def best_of_n_map(cells: Sequence[Mapping], score: str = "rm_score") -> np.ndarr
         seaborn.heatmap(
             means, annot=texts, fmt="", annot_kws={"size": "medium"}, linewidths=0.5, ax=ax, **scale
         )
+        make_words_on_cells_readable(ax)
         ax.invert_yaxis()  # small N at the bottom
         ax.grid(False)
         ax.tick_params(axis="y", rotation=0)
@@ -222,7 +225,7 @@ def shift_histogram(scores: pd.DataFrame) -> np.ndarray:
         seaborn.histplot(moved[method], bins=bins, stat="proportion", ax=ax, **look)
         ax.axvline(0, color="black", linewidth=0.8)
         ax.axvline(moved[method].mean(), linewidth=1, color=style["color"], linestyle="--")
-        title = f"{method}: {(moved[method] > 0).mean():.0%} better"
+        title = f"{method}: {percent((moved[method] > 0).mean())} better"
         ax.set_title(title, fontsize="medium", loc="left", parse_math=False)
         dress(ax, "", "")
     axes[0].figure.supxlabel(

@@ -261,6 +261,28 @@ def signed(value: float) -> str:
     return number(value).replace("-", "−")
 
 
+def percent(share: float) -> str:
+    """Return a share as figures write it: in whole percent, with a space before the sign."""
+    return f"{100 * share:.0f} %"
+
+
+def make_words_on_cells_readable(ax: Axes) -> None:
+    """Write on each cell of seaborn's heat map in black or in white, whichever stands out more from its colour.
+
+    Seaborn writes in white on colours of middle lightness, where black has twice the contrast.
+    """
+    cells = ax.collections[0]
+    colours = cells.get_facecolors()[~np.ma.getmaskarray(cells.get_array()).ravel()]
+    for words, colour in zip(ax.texts, colours, strict=True):
+        # The relative luminance of WCAG 2. Above 0.179 black has more contrast than white.
+        channels = colour[:3]
+        linear = np.where(
+            channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4
+        )
+        luminance = linear @ [0.2126, 0.7152, 0.0722]
+        words.set_color("black" if luminance > 0.179 else "white")
+
+
 def legend(ax: Axes) -> None:
     """Put the legend above the panels, in as many columns as fit the width."""
     handles, labels = ax.get_legend_handles_labels()

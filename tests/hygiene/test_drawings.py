@@ -71,6 +71,24 @@ def test_words_of_a_diagram_are_large_enough_stay_inside_and_do_not_overlap(name
         assert p[0] >= q[2] or q[0] >= p[2] or p[1] >= q[3] or q[1] >= p[3], (s.text, t.text)
 
 
+@pytest.mark.parametrize("name", list(draw.DIAGRAMS))
+def test_a_dark_page_turns_over_every_colour_and_its_words_stand_out_as_much(name):
+    """Panel and words change together: no dark word is left on a dark panel."""
+    text = (DIAGRAMS / f"{name}.svg").read_text(encoding="utf-8")
+    style, drawing = text.split("</style>", 1)
+    rules = dict(re.findall(r"\[(.*?)\] { \w+: (#\w{6}); }", style))
+    assert rules.keys() == {f'{kind}="{c}"' for kind, c in re.findall(COLOURED, drawing)}
+    panel, *inks = (rules[f'fill="{colour}"'] for colour in ("#fdfcf9", "#1f1f1f", "#5f5f5f"))
+    assert all(lightness(ink) - lightness(panel) > 0.4 for ink in inks)
+
+
+COLOURED = r'(fill|stroke)="(#\w{6})"'
+
+
+def lightness(colour: str) -> float:
+    return sum(int(colour[i : i + 2], 16) for i in (1, 3, 5)) / (3 * 255)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_a_page_stands_alone_and_each_control_has_a_name(page):
     text = page.read_text(encoding="utf-8")

@@ -71,7 +71,9 @@ def test_a_notebook_alone_has_all_its_pictures(path):
             "from the package: `diagram`, `play`"
         )
         if re.match(r"diagram\(", cell["source"]):
-            assert re.match(r"\*[^*\n]", found[place + 1]["source"]), "a caption stands below"
+            assert re.match(r"\*(\*\*)?[^*\n]", found[place + 1]["source"]), (
+                "a caption stands below"
+            )
 
 
 def test_readme_is_short():
