@@ -18,8 +18,11 @@ from marlhf_lab.studies.register import MEASURED
 from marlhf_lite.utils.jsonl import append_lines
 
 BENCHMARKS = Path(marlhf_lab.__file__).parents[1] / "benchmarks"
+# The TRL that trl_ppo/run.py installs beside itself is not ours.
 PROGRAMS = sorted(
-    path for path in BENCHMARKS.rglob("*.py") if "__main__" in path.read_text(encoding="utf-8")
+    path
+    for path in [*BENCHMARKS.glob("*.py"), *BENCHMARKS.glob("trl_ppo/*.py")]
+    if "__main__" in path.read_text(encoding="utf-8")
 )
 NEEDS_A_TRL_WITH_PPO = {"theirs.py"}  # it runs in an environment of its own
 # All in one process: each would import transformers again. A program that needs CUDA says so after its options.
