@@ -1,5 +1,6 @@
 """How a lesson is built: its place in the course, little code of figures and tables, questions, a card at its end."""
 
+import ast
 import gzip
 import html
 import json
@@ -107,9 +108,63 @@ def test_every_notebook_is_a_lesson_or_an_elective_and_each_lesson_leads_to_the_
             assert last_line.endswith(f"]({following.path.name})")
 
 
-def test_what_counts_as_code_of_figures():
-    import ast
+OWN_NAMES = (
+    ast.FunctionDef,
+    ast.Lambda,
+    ast.ClassDef,
+    ast.ListComp,
+    ast.SetComp,
+    ast.DictComp,
+    ast.GeneratorExp,
+)
 
+
+def of_the_notebook(node: ast.AST):
+    """Yield a cell's nodes whose names are the notebook's: not those inside functions and comprehensions."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, OWN_NAMES):
+            yield from of_the_notebook(child)
+
+
+def names(nodes, context: type) -> set[str]:
+    return {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, context)}
+
+
+def overwritten_by_loops(cells: list[str]) -> set[str]:
+    """Return names that a cell assigned, the loop of a later cell took for itself, and a cell after it reads."""
+    assigned: set[str] = set()
+    overwritten: set[str] = set()
+    found: set[str] = set()
+    for source in cells:
+        lines = [line for line in source.splitlines() if not re.match(r"\s*[%!]", line)]
+        tree = ast.parse("\n".join(lines))
+        by_loops: set[str] = set()
+        for node in of_the_notebook(tree):
+            if isinstance(node, ast.For):
+                by_loops |= names(ast.walk(node.target), ast.Store)
+        parameters = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+        stored_anywhere = names(ast.walk(tree), ast.Store) | parameters
+        found |= overwritten & (names(ast.walk(tree), ast.Load) - stored_anywhere)
+        by_statements = names(of_the_notebook(tree), ast.Store) - by_loops
+        overwritten = (overwritten - by_statements) | (by_loops & assigned)
+        assigned = (assigned | by_statements) - by_loops
+    return found
+
+
+def test_no_loop_takes_a_name_that_a_later_cell_reads():
+    """As the loop of a figure once took `place`, and a later figure drew its formula for another token."""
+    assert overwritten_by_loops(["x = 1", "for x in y:\n    pass", "print(x)"]) == {"x"}
+    assert not overwritten_by_loops(["x = 1", "for x in y:\n    pass", "print([x for x in z])"])
+    assert not overwritten_by_loops(["x = 1", "for x in y:\n    print(x)", "x = 2", "print(x)"])
+    solutions = sorted((ROOT / "notebooks" / "solutions").glob("*.ipynb"))
+    for path in [*times.LESSONS, *solutions]:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+        assert not overwritten_by_loops(code), path.name
+
+
+def test_what_counts_as_code_of_figures():
     cell = "from marlhf_lite.plotting import x\nrows = {'a': one}\nfor i in range(3):\n    print(i)\n    x(rows)\ntable"
     assert figure_code.shown_lines(ast.parse(cell), {"x"}) == {1, 2, 5, 6}
     assert figure_code.shown_lines(ast.parse("a = f(1)\nprint(a)"), {"x"}) == set()
