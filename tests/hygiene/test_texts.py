@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,17 @@ def test_links_lead_somewhere_and_diagrams_have_words(path):
     assert not re.search(r"^% ", prose(path), re.M), (
         "in the site a line that begins so is a comment"
     )
+
+
+@every_text
+def test_no_line_of_a_paragraph_begins_a_list_by_accident(path):
+    """As "… cut at −1 and" and, on the next line, "1. You know …", or a formula that breaks before its minus."""
+    lines = re.sub(r"```.*?```", "", prose(path), flags=re.S).splitlines()
+    for before, line in pairwise(lines):
+        begins_a_list = re.match(r"([-+*]|\d+[.)]) ", line)
+        is_in_a_paragraph = before.strip() and not re.match(r"\s|[-+*] |\d+[.)] |[#|<]", before)
+        introduces_it = before.rstrip().endswith(":")
+        assert not (begins_a_list and is_in_a_paragraph and not introduces_it), line
 
 
 @every_notebook
