@@ -92,7 +92,7 @@ class EntropyMask(Objective):
 
 
 class DrGRPO(Objective):
-    """Dr. GRPO (arXiv 2503.20783): a constant in place of the count of tokens."""
+    """Dr. GRPO (arXiv 2503.20783): a constant instead of the count of tokens."""
 
     def policy_loss(self, batch, outputs, old, count):
         loss, stats = super().policy_loss(batch, outputs, old, count)
