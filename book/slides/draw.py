@@ -12,6 +12,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+from marlhf_lab.studies.answer import answer_figure
 from marlhf_lab.studies.contrasts import curve_of
 from marlhf_lab.studies.results import by_method, stored_results
 from marlhf_lite.plotting.styles import METHODS
@@ -63,7 +64,21 @@ def draw_curves(name: str, methods: dict[str, tuple[str, str, float]]) -> None:
         plt.close(figure)
 
 
+def draw_answer(name: str) -> None:
+    """Draw README's figure of all situations on a smaller sheet, so that its letters fill more of a slide.
+
+    The caption is left out: the teacher says it.
+    """
+    figure = answer_figure()[0].figure
+    (caption,) = [text for text in figure.texts if text.get_gid() == "caption"]
+    caption.remove()
+    figure.set_size_inches(6.0, 3.1)
+    figure.savefig(HERE / f"{name}.png", dpi=190)
+    plt.close(figure)
+
+
 if __name__ == "__main__":
     two = {"PPO": ("PPO", "L128 first E0", 0.0), "MA-PPO": ("MA-PPO", "L128 first E4", 0.09)}
     draw_curves("failure", two)
     draw_curves("failure_and_larger_lambda", two | {"PPO-0.99": ("E1", "L128 first E1", -0.09)})
+    draw_answer("what_was_found")

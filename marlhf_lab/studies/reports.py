@@ -46,9 +46,9 @@ def write_report(summary: Mapping, text: str, folder: Path) -> None:
 
 
 def save_figures(drawn: Mapping[str, Axes | np.ndarray], figures: Path) -> None:
-    """Write figures, by name, as PNG files, and close them."""
+    """Write figures, by name, as PNG files to look at and PDF files to print, and close them."""
     for name, axes in drawn.items():
-        plots.save(axes, figures / f"{name}.png")
+        plots.save_to_see_and_to_print(axes, figures, name)
     plt.close("all")
 
 

@@ -122,8 +122,7 @@ def _save(drawn: Iterable[tuple], figures: Path) -> None:
     # else a dollar sign in a method's name begins a formula
     with plt.rc_context({"text.parse_math": False}):
         for name, axes in drawn:
-            training.save(axes, figures / f"{name}.png")
-            training.save(axes, figures / f"{name}.pdf")
+            training.save_to_see_and_to_print(axes, figures, name)
             plt.close(np.ravel(axes)[0].figure)
 
 

@@ -324,3 +324,9 @@ def save(figure: Figure | Axes | np.ndarray, path: str | Path) -> Path:
     with plt.rc_context({"pdf.fonttype": 42}):  # letters stay letters in a PDF file
         figure.savefig(path, dpi=DPI, bbox_inches="tight", metadata=WITHOUT_DATES.get(path.suffix))
     return path
+
+
+def save_to_see_and_to_print(figure: Figure | Axes | np.ndarray, folder: Path, name: str) -> None:
+    """Write a figure twice, as NAME.png to look at and as NAME.pdf to print."""
+    for ending in (".png", ".pdf"):
+        save(figure, folder / f"{name}{ending}")

@@ -118,7 +118,8 @@ def test_report_begins_with_the_primary_outcome(results, tmp_path):
     assert "2 of 3 planned seeds" in text and "never (6; never)" in text and "4 (4; 4)" in text
     assert json.loads((tmp_path / "summary.json").read_text())["threshold"] == 0.8
     assert "L8 E0 minus L8 E4: -" in text.split("\n")[-1]
-    figures = {"differences.png", "learning_curves.png", "score_over_kl.png"}
+    names = ("differences", "learning_curves", "score_over_kl")
+    figures = {f"{name}{ending}" for name in names for ending in (".png", ".pdf")}
     assert {path.name for path in (tmp_path / "figures").iterdir()} == figures
 
 

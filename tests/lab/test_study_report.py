@@ -163,8 +163,10 @@ def test_tables_show_every_seed_and_each_group_has_figures(results, tmp_path):
     assert "(6; never)" in costs and "| SFT |" in scores and "| SFT |" not in costs
     assert json.loads((tmp_path / "summary.json").read_text())["methods"][0]["seeds"] == [0, 1]
     kinds = ("final_scores", "differences", "costs", "score_mean", "gold_mean")
-    drawn = sorted(path.name for path in (tmp_path / "figures").iterdir())
-    assert drawn == sorted(f"{group}_{kind}.png" for group in "ab" for kind in kinds)
+    expected = sorted(f"{group}_{kind}" for group in "ab" for kind in kinds)
+    for ending in ("png", "pdf"):  # to look at, and to print
+        drawn = sorted(path.stem for path in (tmp_path / "figures").glob(f"*.{ending}"))
+        assert drawn == expected
 
 
 def test_an_interval_has_the_digits_that_its_ends_need():
