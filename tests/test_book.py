@@ -71,7 +71,7 @@ def test_site_has_outputs_as_committed_every_kind_of_page_and_nothing_from_the_n
     assert len(pictures) > 3 and not any("_images" in words for words in pictures), (
         "the caption of a picture is its alternative text"
     )
-    assert any(words.startswith("From top to bottom: six tokens") for words in pictures)
+    assert any(words.startswith("Six tokens become two") for words in pictures)
     front = (site / "index.html").read_text(encoding="utf-8")
     for page in (LESSON, SOLUTION, "docs/results", "docs/guide", "figures/interactive/README"):
         assert f'href="{page}.html"' in front and (site / f"{page}.html").is_file()
