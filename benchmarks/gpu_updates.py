@@ -315,7 +315,7 @@ def updates(
     with levers(bench, trainer, on):
         if rows:
             set_rows(trainer, rows)
-        recomputes = unwrap_peft(trainer.models.policy.model).is_gradient_checkpointing
+        recomputes = unwrap_peft(trainer.models.policy.model).is_activation_checkpointing
         metrics = []
         for i in range(warmup + count):
             torch.manual_seed(i)

@@ -64,6 +64,7 @@ def write(path, content):
         ),  # empty rows of a spreadsheet
         ("a.csv", TABLE + 'Why?,"one\ntwo\nthree",no\n', 16, {"header": 1, "inside quotes": 2}),
         ("a.csv", "sep=;\n" + TABLE.replace(",", ";"), 14, {"header": 1, "separator": 1}),
+        ("a.csv", "SEP=;\n" + TABLE.replace(",", ";"), 14, {"header": 1, "separator": 1}),
         ("a.csv", '"sep=|"\r\n' + TABLE.replace(",", "|"), 14, {"header": 1, "separator": 1}),
         *(
             (name, text.replace("\n", "\r").encode(encoding), text.count("\n"), None)
@@ -97,6 +98,17 @@ STOPS = [  # what would be read wrongly without a word -> what the error names
     ("a.json", '[{"prompt": "a", "x": {"y": 1, "y": 2}}]', ['"y" twice']),
     ("a.json", json.dumps(ROWS) + json.dumps(ROWS), ["several lists", "part-*.json"]),
     ("a.json", json.dumps({"data": ROWS, "more": ROWS}), ["several lists, data, more"]),
+    (  # spaces after the separators are this file's, and not those of prose
+        "a.csv",
+        TABLE.replace(",", ", ").replace("Warm 3.", '"Warm 3.').replace("Warm 4.", 'Warm 4."'),
+        ["row 4: lines 5 to 6 are one row"],
+    ),
+    (
+        "a.csv",
+        TABLE.replace(",Warm", ", Warm").replace("Why 3?", '"Why 3?').replace("Why 5?", 'Why 5?"'),
+        ["row 4: lines 5 to 7 are one row"],
+    ),
+    ("a.csv", "sep=;\n" + TABLE, ["line 1 names the separator ';', which the header lacks: delete the line"]),
     ("a.csv", TABLE + "total: 12 rows\n", ["line 14", "(1, not 3)", "delete a line that is no row"]),
     ("a.csv", "# exported\n" + TABLE, ["row 1: line 2", "(3, not 1)", "delete a line that is no row"]),
     ("a.csv", TABLE.replace("\n", ",,\n"), ["2 columns of the header have no name: name or delete them"]),
@@ -120,7 +132,10 @@ def test_line_breaks_in_a_text_are_no_fault(tmp_path):
     letter = TABLE + 'Who?,"Dear Sir, hello\nYours, Bob",no\n'
     assert len(read_file(write(tmp_path / "a.csv", letter))) == COUNT + 1
     code = TABLE + 'Who?,"f(a,b)\nf(c,d)\nreturn",no\n' * 3 + 'Who?,"f(a,b)\ng(c,d)",no\n'
-    assert len(read_file(write(tmp_path / "b.csv", code))) == COUNT + 4
+    rows, account = read_and_account(write(tmp_path / "b.csv", code))
+    assert len(rows) == COUNT + 4
+    # By chance a row looks like two: so the account names it.
+    assert "row 16, lines 23 to 24, may be several rows" in str(account)
 
 
 def test_objects_may_follow_one_another_where_the_error_says_so(tmp_path):
@@ -180,6 +195,8 @@ LOOKALIKES = [
     ("a.csv", LINES, "name the file .jsonl"),
     ("a.csv", json.dumps(ROWS), "name the file .json"),
     ("a.jsonl", json.dumps(ROWS), "name the file .json"),
+    ("a.jsonl", "".join(f"[{json.dumps(row)}]\n" for row in ROWS), "a list on each line"),
+    ("a.json", json.dumps([[{"role": "user", "content": "a"}]] * 2), 'write each as {"messages": [...]}'),
     ("a.jsonl", json.dumps(ROWS, indent=1), "name the file .json"),
     ("a.jsonl", json.dumps(ROWS[0], indent=1), "name the file .json"),
     ("a.jsonl", "".join(f"{row}\n" for row in ROWS), "json.dumps"),
@@ -218,6 +235,8 @@ def test_rows_of_messages_are_not_taken_for_columns(tmp_path):
 
 
 def test_files_of_a_folder_are_read_or_left_out_with_their_names(tmp_path):
+    write(tmp_path / "a::b" / "train.jsonl", LINES)
+    assert load_task("a::b").counts["read"] == COUNT
     for name in ("train.jsonl", "more.jsonl", "notes/read.me", ".hidden.jsonl"):
         write(tmp_path / "data [1]" / name, LINES)
     task = load_task("data [1]")

@@ -142,8 +142,8 @@ def without_dropout(model: nn.Module) -> None:
 
 def checkpoint_activations(model: PeftModel | PreTrainedModel) -> None:
     """Recompute activations in the backward pass; the non-reentrant way works with a frozen base and under DDP."""
-    unwrap_peft(model).gradient_checkpointing_enable(
-        gradient_checkpointing_kwargs={"use_reentrant": False}
+    unwrap_peft(model).activation_checkpointing_enable(
+        activation_checkpointing_kwargs={"use_reentrant": False}
     )
 
 

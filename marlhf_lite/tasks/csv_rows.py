@@ -12,7 +12,7 @@ from marlhf_lite.utils.errors import InputError
 
 SEPARATORS = ",;\t|"
 # Spreadsheets write the separator into a first line, such as `sep=;`.
-SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[ \t]*(?:\r\n|\n|\r)')
+SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[ \t]*(?:\r\n|\n|\r)', re.IGNORECASE)
 
 
 class LinesOfRow(NamedTuple):
@@ -54,6 +54,10 @@ def rows_of_table(text: str) -> Table:
     header_line = split_lines(text)[0] if text else ""
     if named_separator:
         separator = named_separator[1]
+        if separator not in header_line and any(mark in header_line for mark in SEPARATORS):
+            raise InputError(
+                f"line 1 names the separator {separator!r}, which the header lacks: delete the line"
+            )
     else:
         separator = max(SEPARATORS, key=header_line.count)
     # If a space follows every separator of the header, the space belongs to the separator.
@@ -97,7 +101,16 @@ def rows_of_table(text: str) -> Table:
     if rows_of_several_lines:
         place = rows_of_several_lines[0]
         table.first_of_several = f"row {place.row}, lines {place.first} to {place.last}"
-        _check_joined_rows(lines_of_file, rows_of_several_lines, separator, len(header))
+        joined = _joined_rows(lines_of_file, rows_of_several_lines, separator, len(header))
+        # Prose of most rows may look like this by chance in a few.
+        if 2 * len(joined) > len(rows_of_several_lines):
+            row, first, last = joined[0]
+            fault = f"row {row}: lines {first} to {last} are one row, because a quote opens in line {first}"
+            fix = "double the quote, or write JSON lines if the line break belongs to the text"
+            raise InputError(f"{fault}, and each is a whole row without it: {fix}")
+        if joined:
+            row, first, last = joined[0]
+            table.first_of_several += f"; row {row}, lines {first} to {last}, may be several rows"
     _check_all_lines_are_counted(table, len(lines_of_file))
     return table
 
@@ -143,33 +156,34 @@ def _check_row(fields: list[str], header: list[str], row: int, line: int) -> Non
         )
 
 
-def _check_joined_rows(
+def _joined_rows(
     lines_of_file: list[str],
     rows_of_several_lines: list[LinesOfRow],
     separator: str,
     columns: int,
-) -> None:
-    """Raise `InputError` if most rows of several lines look like whole rows that a lone quote joined.
+) -> list[LinesOfRow]:
+    """Return the rows of several lines that look like whole rows which a lone quote joined.
 
-    Then each of their lines has as many fields as the header, and separators without a space, unlike commas in prose.
+    Each of their lines has as many fields as the header, and separators without a space, unlike commas in prose. In a
+    file whose rows without quotes have such spaces, they tell nothing.
     """
     if columns < 2:  # every line would look like a whole row
-        return
+        return []
+    prose_separator = f"{separator} "
+    for line in lines_of_file[1:]:
+        if '"' not in line and line.count(separator) == columns - 1 and prose_separator in line:
+            prose_separator = ""
+            break
     joined = []
     for place in rows_of_several_lines:
         looks_joined = True
         for line in lines_of_file[place.first - 1 : place.last]:
-            if line.count(separator) != columns - 1 or f"{separator} " in line:
+            is_prose = prose_separator != "" and prose_separator in line
+            if line.count(separator) != columns - 1 or is_prose:
                 looks_joined = False
         if looks_joined:
             joined.append(place)
-    if 2 * len(joined) > len(rows_of_several_lines):
-        row, first, last = joined[0]
-        fault = (
-            f"row {row}: lines {first} to {last} are one row, because a quote opens in line {first}"
-        )
-        fix = "double the quote, or write JSON lines if the line break belongs to the text"
-        raise InputError(f"{fault}, and each is a whole row without it: {fix}")
+    return joined
 
 
 def _check_all_lines_are_counted(table: Table, lines: int) -> None:

@@ -88,6 +88,12 @@ LOOKALIKES = (
     Lookalike(rb"%PDF-", "a PDF document", "give the rows as .jsonl or .csv"),
     Lookalike(rb"\x89HDF|\x93NUMPY", "an array file", RECORDS),
     # Text in another form than the name says.
+    Lookalike(
+        rb"\[[^\n]*\][ \t]*\r?\n[ \t]*\[",
+        "a list on each line, not an object",
+        'write {"messages": [...]} if they are chats, else the cells under their names',
+        LINES,
+    ),
     Lookalike(rb"\[", "a list, not an object per line", "name the file .json", LINES),
     Lookalike(rb"\{[ \t]*\r?\n", "an object over several lines", "name the file .json", LINES),
     Lookalike(rb"[\[{\s]*\{\s*'", "written by Python's print, not JSON", "write it with json.dumps", TEXTS),
@@ -167,8 +173,11 @@ def refuse_other_lists(value: dict) -> None:
 
 def refuse_lists_of_lists(rows: list) -> None:
     """Raise `InputError` if every row is a list of cells, which says no names of columns."""
-    if rows and all(isinstance(row, list) for row in rows):
-        raise InputError(f"lists without names of columns (pandas' orient values): {RECORDS}")
+    if not rows or not all(isinstance(row, list) for row in rows):
+        return
+    if all(_is_message(item) for item in chain(*rows)):
+        raise InputError('lists of messages: write each as {"messages": [...]}')
+    raise InputError(f"lists without names of columns (pandas' orient values): {RECORDS}")
 
 
 def _refuse_split_table(value: dict) -> None:

@@ -267,6 +267,8 @@ def _load_folder(
     from datasets.packaged_modules.csv.csv import CsvConfig
     from datasets.packaged_modules.json.json import JsonConfig
 
+    datasets.disable_progress_bars()
+
     # 1. What `save_to_disk` wrote.
     marks_of_save_to_disk = ("dataset_dict.json", "state.json")
     if any(os.path.exists(os.path.join(folder, name)) for name in marks_of_save_to_disk):
@@ -361,8 +363,11 @@ def _path_inside(file: str, folder: str) -> str:
 
 
 def _has_marks_of_patterns(name: str) -> bool:
-    """Return whether a name has marks of a pattern of files, such as the star in `part-*.jsonl`."""
-    return any(mark in name for mark in "[]*?")
+    """Return whether a name has marks of a pattern of files, such as the star in `part-*.jsonl`.
+
+    Two colons are one to `datasets`: they stand between an archive and the file in it.
+    """
+    return any(mark in name for mark in ("[", "]", "*", "?", "::"))
 
 
 @contextmanager
