@@ -109,6 +109,11 @@ STOPS = [  # what would be read wrongly without a word -> what the error names
         ["row 4: lines 5 to 7 are one row"],
     ),
     ("a.csv", "sep=;\n" + TABLE, ["line 1 names the separator ';', which the header lacks: delete the line"]),
+    (
+        "a.csv",
+        TABLE.replace("Warm 3.", '"Warm 3.').replace("Cold 5.", 'Cold 5."'),
+        ["row 4: lines 5 to 7, one row because a quote opens in line 5"],
+    ),
     ("a.csv", TABLE + "total: 12 rows\n", ["line 14", "(1, not 3)", "delete a line that is no row"]),
     ("a.csv", "# exported\n" + TABLE, ["row 1: line 2", "(3, not 1)", "delete a line that is no row"]),
     ("a.csv", TABLE.replace("\n", ",,\n"), ["2 columns of the header have no name: name or delete them"]),

@@ -85,7 +85,7 @@ def rows_of_table(text: str) -> Table:
                 table.other_lines["header"] = last_line - first_line + 1
             else:
                 row = len(table.rows) + 1
-                _check_row(fields, header, row, last_line)
+                _check_row(fields, header, LinesOfRow(row, first_line, last_line))
                 table.rows.append(dict(zip(header, fields, strict=True)))
                 if last_line > first_line:
                     rows_of_several_lines.append(LinesOfRow(row, first_line, last_line))
@@ -106,7 +106,7 @@ def rows_of_table(text: str) -> Table:
         if 2 * len(joined) > len(rows_of_several_lines):
             row, first, last = joined[0]
             fault = f"row {row}: lines {first} to {last} are one row, because a quote opens in line {first}"
-            fix = "double the quote, or write JSON lines if the line break belongs to the text"
+            fix = "delete the quote, or write JSON lines if the line break belongs to the text"
             raise InputError(f"{fault}, and each is a whole row without it: {fix}")
         if joined:
             row, first, last = joined[0]
@@ -138,21 +138,24 @@ def check_no_name_is_twice(names: list[str]) -> None:
         )
 
 
-def _check_row(fields: list[str], header: list[str], row: int, line: int) -> None:
+def _check_row(fields: list[str], header: list[str], place: LinesOfRow) -> None:
     """Raise `InputError` for a row that is the header again.
 
     Raises `csv.Error` for another number of fields than the header has: its cause is like those that the reader finds,
     and so is its fix.
     """
+    row, first, last = place
     if len(fields) != len(header):
-        raise csv.Error(
-            f"line {line} differs from the header in its number of fields ({len(fields)}, not {len(header)})"
-        )
+        what = f"line {last} differs"
+        if last > first:
+            what = f"lines {first} to {last}, one row because a quote opens in line {first}, differ"
+        numbers = f"({len(fields)}, not {len(header)})"
+        raise csv.Error(f"{what} from the header in the number of fields {numbers}")
     # A file that was joined to another may begin with a mark, and write its names in other letters.
     cells = [cell.strip(" \ufeff").casefold() for cell in fields]
     if sorted(cells) == sorted(name.casefold() for name in header):
         raise InputError(
-            f"row {row}: the header again, in line {line}, as in files that were joined: delete the line"
+            f"row {row}: the header again, in line {last}, as in files that were joined: delete the line"
         )
 
 
