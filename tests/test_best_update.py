@@ -24,7 +24,7 @@ def compared(number, patience, found):
     """After which tests a run would stop, and the best update, where update i finds `found[i - 1]`."""
     size = BatchSize(asked=1, now=1)
     state = RunState(micro_batch=size, generation_batch=size, gradient_checkpointing=False)
-    best = BestUpdate(number=number, patience=patience, state=state)
+    best = BestUpdate(score_name=number, patience=patience, state=state)
     for state.updates_done, x in enumerate(found, start=1):
         best.remember_if_best({number: x})
         if best.is_out_of_patience():

@@ -30,7 +30,7 @@ class Counted:
             logger=RunLogger(None),
             accelerator=Accelerator(),
             best=BestUpdate(
-                number=options.get("keep_best", ""),
+                score_name=options.get("keep_best", ""),
                 patience=options.get("patience", 0),
                 state=self.state,
             ),

@@ -21,7 +21,7 @@ from marlhf_lab.studies.results import RESULT, rounded, write_result
 from marlhf_lab.studies.study import load_study
 from marlhf_lite.config.commands import PPOCommand, option_names
 from marlhf_lite.config.parser import parse
-from marlhf_lite.experiments.context import RunContext, start_processes
+from marlhf_lite.experiments.context import RunContext, join_processes
 from marlhf_lite.experiments.named_rewards import text_reward
 from marlhf_lite.experiments.named_rules import make_rule
 from marlhf_lite.experiments.pipeline import make_reward
@@ -118,7 +118,7 @@ def run(options: PPOCommand, sft: Path, rm: Path, folder: Path, sizes: Sizes | N
 
 def open_context(options: PPOCommand) -> RunContext[PPOCommand]:
     """Data and base model of the options; no folder is made."""
-    start_processes()
+    join_processes()
     task = load_task(options.dataset, size=options.size, bad_rows=options.bad_rows)
     base = load_base(options)
     function = text_reward(options.reward, task)

@@ -132,12 +132,12 @@ def print_main(text: str) -> None:
         print(text)
 
 
-def start_processes() -> None:
+def join_processes() -> None:
     """Join the other processes of `accelerate launch`, and silence bars and warnings of the libraries."""
-    # The first state made chooses the device.
+    # All later states are this one, so the first that is made chooses the device.
     PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
     datasets.disable_progress_bars()
-    # The command's own error names the file.
+    # Not even errors of `datasets` are shown: our own error names the file.
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     transformers.logging.set_verbosity_error()
     huggingface_hub.logging.set_verbosity_error()
@@ -153,7 +153,7 @@ def open_context(
     an existing run, as with `--resume`, and loads the base model at its first use.
     Raises `InputError` with one line per problem of the options, the data and the model.
     """
-    start_processes()
+    join_processes()
     # All processes take the main one's folder: its default name contains the time, and clocks differ.
     path = Path(broadcast_object_list([options.output_dir])[0])
     # An evaluation in a folder that has one continues it: what is answered already is used again.

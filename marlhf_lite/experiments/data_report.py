@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from marlhf_lite.config.commands import DataCommand
-from marlhf_lite.experiments.context import start_processes
+from marlhf_lite.experiments.context import join_processes
 from marlhf_lite.experiments.data import (
     ANSWER_COLUMNS,
     describe_files,
@@ -32,7 +32,7 @@ def data_report(options: DataCommand, found: Found | None = None) -> str:
 
     `found` are the rows, if they have been found already.
     """
-    start_processes()
+    join_processes()
     model_path(options.model)  # a model that is not there has its own error
     tokenizer = load_tokenizer(options.model)
     task, notes = read_task(options, tokenizer, found=found)

@@ -11,7 +11,7 @@ from transformers import GenerationConfig, PreTrainedModel, set_seed
 
 from marlhf_lite.config.commands import ExportCommand, GenerateCommand
 from marlhf_lite.config.options import SamplingConfig
-from marlhf_lite.experiments.context import print_main, start_processes
+from marlhf_lite.experiments.context import join_processes, print_main
 from marlhf_lite.experiments.manifest import check_earlier, date_of, model_contents, runs_of
 from marlhf_lite.experiments.model_card import write_model_card
 from marlhf_lite.experiments.other_tokenizers import check_tokenizer_beside
@@ -41,7 +41,7 @@ def open_policy(
     Raises `InputError` if base model, tokenizer or chat template differ from those that the policy was trained with: of
     a policy in a run the manifest tells, of any other one the tokenizer beside it.
     """
-    start_processes()
+    join_processes()
     config = replace(options, load_in_4bit=False)  # 4-bit weights cannot take up an adapter exactly
     tokenizer = load_tokenizer(config.model)
     base = load_base(config)

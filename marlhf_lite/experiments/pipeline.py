@@ -594,12 +594,14 @@ def _scores_by_code(context: RunContext[commands.EvaluatedCommand]) -> dict:
     task = context.task
     scores = {}
     if task.gold:
+        # Stored gold scores are of use only if the same tests, or the same part of the gold score, made them.
         scores = {
             "gold": task.gold,
             "gold_name": getattr(task.tests, "name", context.options.part),
         }
-    is_a_users = is_user_code(commands.reward_of(context.options))
-    if context.reward and (is_a_users or not task.gold):
+    reward_is_users_own = is_user_code(commands.reward_of(context.options))
+    if context.reward and (reward_is_users_own or not task.gold):
+        # Stored scores are of use only if the reward's code, and the columns that it reads, are the same.
         hashes = _hashes_of_contents(context, CODE["reward"], CODE["environment"], COLUMNS)
         scores |= {
             "reward": context.reward,

@@ -38,10 +38,12 @@ class OwnSampler:
     """
 
     def __init__(self, name: str):
+        """Make the sampler. `name` is not generate, the default, which the library samples with itself."""
         if name == "vllm":
             make_sampler = _vllm_servers
         else:
-            make_sampler = import_user_code("sampler", name, "generate, vllm")
+            known_names = "generate, vllm"  # for the error
+            make_sampler = import_user_code("sampler", name, known_names)
         self.name = name
         with named_errors("sampler", name):
             self.sampler = make_sampler()
@@ -49,7 +51,8 @@ class OwnSampler:
                 raise InputError(
                     f"it returned {self.sampler!r:.60}: return a Sampler (docs/scaling.md)"
                 )
-        # What a sampler may have beside its call; see `rollout.Sampler`.
+        # What a sampler may have beside its call (see `rollout.Sampler`): what its answers depend on, whether
+        # it samples elsewhere, and a first try before anything is trained.
         self.key = getattr(self.sampler, "key", name)
         self.remote = is_remote(self.sampler)
         self.try_out = getattr(self.sampler, "try_out", None)

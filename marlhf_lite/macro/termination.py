@@ -105,10 +105,11 @@ class Turn(Whole):
 
 
 def check_segmentation(macro: MacroActions, mask: Tensor) -> MacroActions:
-    """Return ``macro`` on the mask's device if it segments ``mask`` [B,T]; the trainer checks every rule so.
+    """Return ``macro`` on the mask's device if it segments ``mask`` [B,T]. The trainer checks what each rule returns.
 
     Raises:
-        InputError: ``macro`` is of another type, not a partition, or of other tokens; names the first bad response.
+        InputError: ``macro`` has another type, is not a partition into runs, or does not cover exactly the tokens of
+            the mask; the message names the first bad response.
     """
     if not isinstance(macro, MacroActions):
         raise InputError(
@@ -116,6 +117,7 @@ def check_segmentation(macro: MacroActions, mask: Tensor) -> MacroActions:
             "from_ids or from_lengths"
         )
     check_shape("termination rule: ids", macro.ids, mask)
+    # Building it anew checks that it is a partition: a user's rule may have made or changed it without that check.
     try:
         macro = MacroActions.from_ids(macro.ids.to(mask.device))
     except InputError as error:

@@ -16,21 +16,21 @@ from marlhf_lite.utils.errors import InputError
 class BestUpdate:
     """Compares the held-out tests of a run; the `state`, which checkpoints hold, remembers the best one."""
 
-    number: str  # the name of the held-out number to compare; "" if none is
+    score_name: str  # of the held-out number to compare; "" if nobody asked for the best update
     patience: int  # tests in a row without a better number, at which a run stops; 0: it never does
     state: RunState
 
     def remember_if_best(self, scores: Mapping[str, float]) -> bool:
-        """Remember a held-out test of the present update if it is the best so far; return whether it is.
+        """Remember the present update if its held-out test is the best so far; return whether it is.
 
-        Raises `InputError` if the test has no such number.
+        `scores` are the test's numbers by name. Raises `InputError` if the one that decides is not among them.
         """
-        if not self.number:  # nobody asked for the best update
+        if not self.score_name:
             return False
-        if self.number not in scores:
+        if self.score_name not in scores:
             fix = f"choose from {', '.join(scores)}"
-            raise InputError(f"--keep_best {self.number}: the tests have no such number: {fix}")
-        found = scores[self.number]
+            raise InputError(f"--keep_best {self.score_name}: the tests have no such number: {fix}")
+        found = scores[self.score_name]
         if self._is_better(found):
             self.state.best_update = self.state.updates_done
             self.state.best_number = found
@@ -52,6 +52,6 @@ class BestUpdate:
         best = self.state.best_number
         if best is None:  # the first test is the best so far, unless it has found NaN
             return not math.isnan(found)
-        if self.number.endswith("loss"):
+        if self.score_name.endswith("loss"):
             return found < best
         return found > best

@@ -149,7 +149,7 @@ class TrainingLoop:
         """Whether so many tests found nothing better that the run ends (`--patience`); a line says so."""
         if not self.best.is_out_of_patience():
             return False
-        reason = f"no better {self.best.number} in {self.state.tests_without_better} tests"
+        reason = f"no better {self.best.score_name} in {self.state.tests_without_better} tests"
         self.logger.write_line(
             f"{self.logger.name}: stopped at update {self.state.updates_done}: {reason}"
         )

@@ -19,17 +19,18 @@ def make_optimizer(
     """AdamW over the parameters of each role, with the role's learning rate; its groups carry the role's name.
 
     Only matrices have weight decay, as in transformers and in the released code; norms and biases have none. So a role
-    with both has two groups, the vectors first. Without decay one group for each role is enough.
+    with both has two groups, the vectors first, as in stored checkpoints. Without decay one group for each role is
+    enough.
     """
     groups = []
     for role, weights in parameters.items():
         common = {"name": role, "lr": rates[role]}
-        decaying = list(weights)
+        others = list(weights)
         vectors = [weight for weight in weights if weight.ndim < 2]
         if config.weight_decay and vectors:
             groups.append({"params": vectors, "weight_decay": 0.0} | common)
-            decaying = [weight for weight in weights if weight.ndim > 1]
-        groups.append({"params": decaying, "weight_decay": config.weight_decay} | common)
+            others = [weight for weight in weights if weight.ndim > 1]
+        groups.append({"params": others, "weight_decay": config.weight_decay} | common)
     return torch.optim.AdamW(groups, betas=(config.adam_beta1, config.adam_beta2), fused=True)
 
 
@@ -72,9 +73,10 @@ def set_learning_rates(
 
 
 def learning_rate_share(config: RolloutConfig, update: int, total: int) -> float:
-    """Return the share of the peak learning rate in `update`, counted from 0, of the `total` in which a role trains.
+    """Return which share of the peak learning rate an update has.
 
-    It rises linearly over the warm-up, then stays, or falls to 0 after the last update, linearly or as half a cosine.
+    `update` is counted from 0, and `total` is the number of updates in which the role trains. The share rises linearly
+    over the warm-up, then stays, or falls to 0 after the last update, linearly or as half a cosine.
     """
     place = update + 1  # counted from 1: the first update has a rate above 0
     warmup = config.warmup_updates
@@ -84,7 +86,8 @@ def learning_rate_share(config: RolloutConfig, update: int, total: int) -> float
     if place < warmup:
         return place / warmup
 
-    # From 0 at the end of the warm-up to 1 after the last update, so that the last one still trains.
+    # From 0 at the end of the warm-up to 1 after the last update, so that the last one still trains. (The inner max is
+    # for a warm-up that is longer than the training.)
     decay_done = (place - warmup) / max(total + 1 - warmup, 1)
     if config.rl_lr_scheduler_type == "linear":
         return 1.0 - decay_done

@@ -125,9 +125,11 @@ def with_fewer_rows(
 
 
 def trainer_arguments(output: Path, seed: int, policy: PolicyCommand | None = None) -> dict:
-    """Arguments of every trainer of TRL: we keep the records, and the model sets precision and checkpointing.
+    """Return the arguments that every trainer of TRL gets.
 
-    `policy` are the options of DPO, RLOO or GRPO. Raises `InputError` for an unknown tracker.
+    Our own recorder keeps the records, and our models already have their precision and gradient checkpointing, so TRL
+    sets none of them. `policy` are the options of DPO, RLOO or GRPO; SFT and the reward model have none, and save no
+    checkpoints. Raises `InputError` for an unknown tracker.
     """
     trackers: list[str] = []
     checkpoint_every = 0
@@ -140,13 +142,13 @@ def trainer_arguments(output: Path, seed: int, policy: PolicyCommand | None = No
         "output_dir": str(output),
         "seed": seed,
         "logging_steps": 1,
-        "logging_nan_inf_filter": False,  # the recorder checks them
+        "logging_nan_inf_filter": False,  # our recorder must see NaN, to stop the run
         "report_to": trackers or "none",
         "bf16": False,
         "gradient_checkpointing": False,  # already on in models that use it
-        "dataloader_pin_memory": False,
+        "dataloader_pin_memory": False,  # token ids are small, and without a GPU it warns
         "save_strategy": "steps" if checkpoint_every else "no",
-        "save_steps": checkpoint_every or 1,
+        "save_steps": checkpoint_every or 1,  # with "no" it counts nothing, but must be above 0
         "save_total_limit": checkpoints_to_keep,
     }
 

@@ -116,7 +116,7 @@ def make_run_parts(
         gradient_checkpointing=models.gradient_checkpointing,
     )
     logger = RunLogger(run, name, accelerator)
-    best = BestUpdate(number=config.keep_best, patience=config.patience, state=state)
+    best = BestUpdate(score_name=config.keep_best, patience=config.patience, state=state)
 
     checkpoints = None
     save_checkpoint = None

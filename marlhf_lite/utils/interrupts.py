@@ -27,8 +27,8 @@ def sigterm_as_ctrl_c() -> AbstractContextManager[None]:
 def graceful_stop() -> Iterator[Callable[[], bool]]:
     """Inside, the first Ctrl-C, SIGTERM or SIGHUP is remembered, and a later Ctrl-C raises `KeyboardInterrupt`.
 
-    The block gets a function that tells whether a signal came. All processes call it together after every step, and end
-    the block if it returns True; then the block raises `Stopped`.
+    The block gets a function that tells whether a signal came to any process. All processes call it together after
+    every step, and leave the block if it returns True. At the end of the block `Stopped` is raised if a signal came.
     """
     since: list[float] = []  # when the first signal came
 
@@ -39,7 +39,7 @@ def graceful_stop() -> Iterator[Callable[[], bool]]:
             if os.environ.get("LOCAL_RANK", "0") == "0":  # one process of a machine says so
                 with suppress(OSError):  # the terminal may be closed
                     os.write(2, NOTE)  # the signal may have interrupted print
-        # Within AGAIN seconds it is the same Ctrl-C, which a terminal and a launcher may both send.
+        # A second Ctrl-C. (Within AGAIN seconds it is still the first, which terminal and launcher may both send.)
         elif number == signal.SIGINT and time.monotonic() - since[0] > AGAIN:
             raise KeyboardInterrupt
 
@@ -50,6 +50,7 @@ def graceful_stop() -> Iterator[Callable[[], bool]]:
 
     with _handlers(dict.fromkeys((signal.SIGTERM, signal.SIGINT, HANGUP), remember)):
         yield asked_to_stop
+    # Asked once more: a signal may have come after the last step.
     if asked_to_stop():
         raise Stopped
 

@@ -78,18 +78,17 @@ def instructions(criteria: Criteria, prompt: str, a: str, b: str) -> str:
 def parse_judgment(text: str, criteria: Criteria) -> Judgment:
     """Read the JSON verdict that `instructions` ask for; a text without exactly one such verdict is `malformed`.
 
-    Thoughts up to </think>, and prose or a fence around the object, are left out. The winner may be in lower or upper
-    case, with marks around it, or called "Answer A"; a tie may be a "draw", and a score may be a text ("7", "7/10").
-    Faults are a missing or unknown key, a score outside 1 to 10, and a second object after the verdict.
+    Thoughts up to </think>, and prose or a fence around the object, are left out. `_verdict` says what makes an object
+    a verdict. Other objects may stand before the verdict, such as a quotation, but none after it. What follows the
+    first VERDICT_CHARACTERS is not read, since a verdict is short.
     """
     without_thoughts = _THOUGHTS.sub("", text)[:VERDICT_CHARACTERS]
     verdicts = 0
-    last = None
+    last = None  # the last object's verdict
     for value in _objects(without_thoughts):
-        last = _verdict(value, criteria)  # None if the object is none
+        last = _verdict(value, criteria)  # None: this object is not a verdict
         if last is not None:
             verdicts += 1
-    # Other objects may stand before the verdict, such as a quotation, but none after it.
     if verdicts != 1 or last is None:
         return Judgment("malformed", raw=text)
     winner, scores = last
@@ -112,7 +111,9 @@ def _objects(text: str) -> Iterator[dict | None]:
 def _verdict(value: dict | None, criteria: Criteria) -> tuple[str, dict] | None:
     """Return the winner (A, B or tie) and the scores by side and aspect if the object is a verdict, else None.
 
-    A judge may write anything, so the object is read as if it were right, and what fails then is no verdict.
+    The winner may be in lower or upper case, with marks around it, or called "Answer A"; a tie may be a "draw", and a
+    score may be a text ("7", "7/10"). A missing or unknown key, or a score outside 1 to 10, makes it no verdict. A
+    judge may write anything, so the object is read as if it were right, and what fails then is no verdict.
     """
     try:
         # The letter, or the word for a tie, without marks or "Answer" around it.

@@ -17,7 +17,7 @@ STATUSES: tuple[Status, ...] = ("compile_error", "runtime_error", "timeout", "un
 # What APPS's own harness imports before each program, except numpy; one by one, because Monty lacks some names.
 _IMPORTS = Path(__file__).with_name("apps_imports.txt").read_text(encoding="utf-8").splitlines()
 APPS_IMPORTS = "".join(f"try:\n    {line}\nexcept ImportError:\n    pass\n" for line in _IMPORTS)
-# of a test without a value, or with a value that is not plain data; it equals nothing
+# The output of a test whose program gave no value, or one that is not plain data; it equals nothing.
 NO_OUTPUT = object()
 Result = tuple[Status, Any]  # of one test: its status, and the output as plain data or NO_OUTPUT
 
@@ -38,8 +38,12 @@ class Test:
     as_apps: bool = False  # compare as APPS's own harness does; see `read_problem`
 
     def passes(self, output: Any) -> bool:
-        """Return whether the program's output is the expected one; `output` is plain data, or NO_OUTPUT."""
-        if self.call is None:
+        """Return whether the program's output is the expected one.
+
+        `output` is plain data, or NO_OUTPUT if the program gave none, which equals nothing. With `as_apps`, numbers may
+        differ by rounding, as APPS's own harness allows.
+        """
+        if self.call is None:  # the program reads and writes text
             return isinstance(output, str) and _same_text(self.output, output, rounded=self.as_apps)
         expected = [self.output]  # APPS has a list around some values
         if self.as_apps and isinstance(self.output, list) and len(self.output) == 1:
@@ -84,8 +88,9 @@ def program_reward(outcome: Outcome, strict: bool = False) -> float:
 def same(expected: Any, output: Any, rounded: bool = False) -> bool:
     """Return whether two plain values are equal. Lists equal tuples, 2 equals 2.0, True does not equal 1.
 
-    With `rounded`, two numbers may differ by rounding (see `_near`) if one of them is a float. A list of pairs that
-    are still to be compared stands in for recursion, because a program may return values nested to any depth.
+    Keys of dicts are compared as Python compares them. With `rounded`, two numbers may differ by rounding (see `_near`)
+    if one of them is a float. A list of pairs that are still to be compared stands in for recursion, because a program
+    may return values nested to any depth.
     """
     still_to_compare = [(expected, output)]
     while still_to_compare:
@@ -104,12 +109,13 @@ def same(expected: Any, output: Any, rounded: bool = False) -> bool:
 
 
 def _same_single_values(expected: Any, output: Any, rounded: bool) -> bool:
-    """Return whether two values that are neither lists nor dicts are equal, as `same` says."""
+    """Return whether a value that is neither list nor dict equals another value, as `same` says."""
     # In Python True equals 1, and here it does not.
     if isinstance(expected, bool) or isinstance(output, bool):
         return expected is output
-    are_a_float_and_a_number = {type(expected), type(output)} in ({float}, {float, int})
-    if rounded and are_a_float_and_a_number:
+    # Whole numbers are never rounded: at least one of the two must be a float, and the other one a number.
+    types = {type(expected), type(output)}
+    if rounded and float in types and types <= {float, int}:
         return _near(expected, output)
     return expected == output
 
