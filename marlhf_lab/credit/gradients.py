@@ -2,7 +2,7 @@
 
 An estimator turns the scores and values of a rollout into advantages, and these into a gradient of the policy. The
 ladder of estimators (presets `estimators/E0` …) changes one thing at a time: E0 is token-level PPO; E1 has λ^(1/5)
-for λ; E2 has λ at every fifth token and 1 between (segment-level advantage estimation); E3 has macro actions with the
+for λ; E2 has λ at every fifth token and 1 between (segmental advantage estimation); E3 has macro actions with the
 value of their first token as baseline; E4, MA-PPO, with the mean of their values; E5 also averages KL rewards in a
 macro action. Beside it MC has Monte-Carlo returns, λ = 1, and VC a critic with its own λ (value calibration, arXiv
 2503.01491).

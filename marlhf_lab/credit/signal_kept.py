@@ -27,7 +27,7 @@ def signal_kept(
         lam: GAE's λ per macro action; γ is 1.
         seen: the share s of the credit that the critic predicts, 0 to 1.
         sigma: weights of a macro action's value: "equal" (MA-PPO), or "start", the value at its first token. The latter
-            holds for segment-level advantage estimation too (λ = 1 inside a segment, arXiv 2601.07320).
+            holds for segmental advantage estimation too (λ = 1 inside a segment, arXiv 2601.07320).
     """
     share_of_mean, actions_after = _place(index, length, n)
     if sigma == "equal":

@@ -9,7 +9,7 @@ from marlhf_lite.macro.actions import MacroActions
 def border_lam(macro: MacroActions, lam: float | Tensor) -> Tensor:
     """λ of each token if credit fades only between macro actions: λ at the last token of each, 1 at all others.
 
-    This is segment-level advantage estimation, SAE (arXiv 2601.07320): GAE over tokens with this λ counts macro
+    This is segmental advantage estimation, SAE (arXiv 2601.07320): GAE over tokens with this λ counts macro
     actions, yet each token keeps its own value as baseline.
 
     Args:
