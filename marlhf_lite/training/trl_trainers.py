@@ -145,7 +145,7 @@ def trainer_arguments(output: Path, seed: int, policy: PolicyCommand | None = No
         "logging_nan_inf_filter": False,  # our recorder must see NaN, to stop the run
         "report_to": trackers or "none",
         "bf16": False,
-        "gradient_checkpointing": False,  # already on in models that use it
+        "activation_checkpointing": False,  # already on in models that use it
         "dataloader_pin_memory": False,  # token ids are small, and without a GPU it warns
         "save_strategy": "steps" if checkpoint_every else "no",
         "save_steps": checkpoint_every or 1,  # with "no" it counts nothing, but must be above 0
