@@ -661,6 +661,11 @@ def test_tool_calls_without_content_are_written_or_refused(tmp_path, key, conten
     fails(
         lambda: chats_of(tmp_path, SILENT, answer), "row 1: a call of the tool 'add'", "leaves out"
     )
+    # Also if the name is a word of the text, and in the middle of a chat.
+    between = [answer | {"content": "I add them."}, say("tool", "3")]
+    last = say("assistant", "It is 3.")
+    fails(lambda: chats_of(tmp_path, SILENT, last, *between), "row 1: a call of the tool 'add'")
+    assert chats_of(tmp_path, THINKS, last, *between)[0].counts["kept"] == 12
 
 
 @pytest.mark.parametrize("role", ["function_call", "observation", "critic"])

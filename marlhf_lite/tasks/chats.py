@@ -11,13 +11,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from marlhf_lite.tasks.chat_templates import render
-from marlhf_lite.tasks.messages import THOUGHTS, check_roles, names_of_tool_calls, thought_of
+from marlhf_lite.tasks.messages import (
+    THOUGHTS,
+    check_roles,
+    names_of_tool_calls,
+    thought_of,
+    with_calls_of,
+)
 from marlhf_lite.tasks.templates import BadRow
 from marlhf_lite.utils.errors import InputError, one_line
 from marlhf_lite.utils.interrupts import time_limit
 
 WORDS = ("auto", "none", "text")
 ANSWER = "ANSWER"  # represents any answer of the assistant
+CALL = "name_of_a_tool_7f3a"  # represents the name of any tool
 SECONDS = 10.0  # how long a template may take for one text
 
 
@@ -102,14 +109,14 @@ class Chat:
         self.source_of_prompt[written_prompt] = list(prompt)
         if not _contains_all(written_prompt, [turn["content"] for turn in prompt]):
             self.left_out += 1
-        _check_tool_calls(written_prompt, prompt)
+        self._check_tool_calls([], prompt)
 
         # 2. The answers. Texts that the template omits are put back, and thoughts beside the text are counted.
         written_answers = []
         for turns in answers:
             turns = [self._with_thought_under_name_of_template(turn) for turn in turns]
             answer = self._write_answer(written_prompt, prompt, turns)
-            _check_tool_calls(answer, turns)
+            self._check_tool_calls(prompt, turns)
             if not _contains_all(answer, [thought_of(turn) for turn in turns]):
                 self.thoughts_left_out += 1
             written_answers.append(self._without_end_of_turn(answer))
@@ -132,6 +139,26 @@ class Chat:
         renamed = dict(turn)
         renamed[names_in_template[0]] = renamed.pop(name)
         return renamed
+
+    def _check_tool_calls(self, before: Sequence[dict], turns: Sequence[dict]) -> None:
+        """Raise `BadRow` if the template leaves out a tool call of `turns`, which follow the messages `before`.
+
+        The answer would be empty, or lack what it does. A name such as `add` may be a word of the text, too, so the
+        template is tried with a name that no text has.
+        """
+        names = []
+        marked_turns = []
+        for turn in turns:
+            names += names_of_tool_calls(turn)
+            marked_turns.append(with_calls_of(turn, CALL))
+        if not names:
+            return
+        if self._render([*before, *marked_turns]).count(CALL) < len(names):
+            fix = "give a template that writes tool calls, or write them into the content"
+            raise BadRow(
+                "tool_calls",
+                f"a call of the tool {names[0]!r}, which the chat template leaves out: {fix}",
+            )
 
     def _write_answer(self, text: str, prompt: Sequence[dict], turns: Sequence[dict]) -> str:
         """Return what the template writes after the prompt's `text` for the messages of an answer (`turns`).
@@ -274,18 +301,6 @@ def _texts_of(message: dict) -> list[str]:
     if calls := message.get("tool_calls"):
         texts.append(json.dumps(calls, ensure_ascii=False, default=str))
     return texts
-
-
-def _check_tool_calls(written: str, turns: Sequence[dict]) -> None:
-    """Raise `BadRow` if the template leaves out a tool call: the answer would be empty, or lack what it does."""
-    for turn in turns:
-        for name in names_of_tool_calls(turn):
-            if name not in written:
-                fix = "give a template that writes tool calls, or write them into the content"
-                raise BadRow(
-                    "tool_calls",
-                    f"a call of the tool {name!r}, which the chat template leaves out: {fix}",
-                )
 
 
 def _source(template) -> str:

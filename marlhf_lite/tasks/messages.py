@@ -140,6 +140,17 @@ def names_of_tool_calls(turn: Mapping) -> list[str]:
     return names
 
 
+def with_calls_of(turn: Mapping, name: str) -> dict:
+    """Return a message whose calls, if it has any, are all of the function of this name."""
+    calls = []
+    for call in turn.get("tool_calls", []):
+        if isinstance(call.get("function"), dict):
+            calls.append({**call, "function": {**call["function"], "name": name}})
+        else:
+            calls.append({**call, "name": name})
+    return {**turn, "tool_calls": calls} if calls else dict(turn)
+
+
 def thought_of(turn: Mapping) -> str:
     """Return the thought of a message, which the data keep beside its content; empty if there is none."""
     thoughts = [turn[key] for key in THOUGHTS if isinstance(turn.get(key), str)]
