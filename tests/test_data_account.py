@@ -286,6 +286,27 @@ def test_a_folder_that_is_not_whole_or_has_a_file_twice_stops(tmp_path, files, p
     fails(lambda: load_task("d"), *parts)
 
 
+@pytest.mark.parametrize(
+    ("copy", "fault"),
+    [
+        ("train.parquet.bak", "train.parquet.bak would be read with the rows"),
+        ("train-2.parquet", "train.parquet is a copy of train-2.parquet"),
+    ],
+)
+def test_a_library_reads_no_file_beside_those_of_the_account(tmp_path, copy, fault):
+    (tmp_path / "d").mkdir()
+    FRAME.to_parquet(tmp_path / "d" / "train.parquet")
+    FRAME.to_parquet(tmp_path / "d" / copy)
+    fails(lambda: load_task("d"), fault)
+    assert load_task("d/train.parquet").counts["read"] == COUNT
+
+
+def test_a_test_set_with_all_prompts_says_so(tmp_path):
+    for name in ("train.jsonl", "test.jsonl"):
+        write(tmp_path / "d" / name, LINES)
+    fails(lambda: load_task("d"), "all 12 rows have a prompt of the test set: give a test set of")
+
+
 def test_parts_that_are_given_by_a_pattern_are_those_that_are_meant(tmp_path):
     for number in (0, 2):
         lines = LINES.replace("Why", f"Why {number}")
@@ -317,6 +338,8 @@ def test_a_split_that_is_not_there_names_those_that_are(tmp_path):
     fails(lambda: load_task("d"), "no split named train, found test: add --split test")
     fails(lambda: load_task("d", split="dev"), "no split named dev, found test")
     assert load_task("d", split="test").counts["read"] == COUNT
+    write(tmp_path / "d" / "pairs.jsonl", LINES)
+    fails(lambda: load_task("d"), "add --split test, or give a file by --dataset d/pairs.jsonl")
 
 
 def test_a_readme_names_no_file_outside_its_folder(tmp_path):

@@ -198,6 +198,7 @@ STOPS = [  # a row -> what the error names
         ["write the better answer"],
     ),
     ({"messages": []}, ["row 1"]),
+    ({"messages": [say("user", ["a"]), YES]}, ["a role or content that is not text"]),
     ({"messages": json.dumps([user(1), YES])}, ["row 1: 'messages' is a list of messages as text"]),
     ({"Q": "a", "A": "b"}, ["completion=NAME"]),
     # Messages that would stand twice, or that nobody asked about.

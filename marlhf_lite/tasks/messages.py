@@ -79,10 +79,12 @@ def _message(turn: Mapping, column: str) -> dict:
                 fault = f"{column!r} has a part of type {part.get('type')!r}"
                 raise BadRow("bad_chat", f"{fault}: only text is read")
         content = "".join(part["text"] for part in content)
-    if not isinstance(role, str) or not isinstance(content, str):
+    if role is None or content is None:
         names = ", ".join(map(str, turn)) or "none"
         fix = f"name them role and content (its keys: {names})"
         raise BadRow("bad_chat", f"{column!r} has a message without a role and a text: {fix}")
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise BadRow("bad_chat", f"{column!r} has a role or content that is not text: write a text")
     name = role.strip().lower()
     message = {"role": _OTHER_NAMES_OF_ROLES.get(name, name), "content": content}
     for key in PASSED_ON:

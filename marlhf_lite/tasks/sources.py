@@ -3,10 +3,11 @@
 Every file that lies in a folder is read, or left out with its name.
 """
 
+import filecmp
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -212,6 +213,9 @@ def _find_splits(
         fix = "name one by --split, or name one of them train"
         if len(splits) == 1:
             fix = f"add --split {next(iter(splits))}"
+        others = _readable(left_out_files)
+        if others:
+            fix += f", or give a file by --dataset {os.path.join(place, others[0])}"
         raise InputError(f"{option}: no split named {train}, found {', '.join(splits)}: {fix}")
     test = None
     for word in ("test", "validation", "valid"):
@@ -286,10 +290,12 @@ def _load_folder(
         config = datasets.load_dataset_builder(plain, **arguments).config
         files_of_split: dict[str, list[str]] = {}
         used: set[str] = set()
+        of_other_kinds: list[str] = []
         for split, files in (config.data_files or {}).items():
             names = [_path_inside(str(file), plain) for file in files]
             files_of_split[str(split)] = _readable(names)
             used.update(files_of_split[str(split)])
+            of_other_kinds += [name for name in names if name not in used]
         all_files = files_below(folder)
         left_out = tuple(name for name in all_files if name not in used)
         _check_files(folder, files_of_split, left_out)
@@ -297,6 +303,7 @@ def _load_folder(
         # 3. Their rows.
         has_files_of_text = isinstance(config, CsvConfig | JsonConfig)
         if not has_files_of_text:
+            _check_files_of_library(folder, used, of_other_kinds)
             return _splits_of(datasets.load_dataset(plain, **arguments)), left_out
     splits = {}
     for split, files in files_of_split.items():
@@ -330,6 +337,28 @@ def _check_files(
         if _NAMES_A_TEST_SET.search(name.lower()) and not _NAMES_A_TEST_SET.search(name):
             fix = "write the names of splits in lower case, such as test.jsonl"
             raise InputError(f"{option}: {name} would be read as rows to train on: {fix}")
+
+
+def _check_files_of_library(
+    folder: str, files: Collection[str], of_other_kinds: Sequence[str]
+) -> None:
+    """Raise `InputError` for what `datasets` would read beside the files of a folder: one of another kind, and a copy.
+
+    Such as `train.parquet.bak`, or `train (1).parquet`.
+    """
+    option = f"--dataset {folder} (a folder)"
+    if of_other_kinds:
+        fix = "move it elsewhere, or give the files by a pattern"
+        raise InputError(f"{option}: {of_other_kinds[0]} would be read with the rows: {fix}")
+    paths_of_size: dict[int, list[str]] = {}
+    for name in sorted(files):
+        path = os.path.join(folder, name)
+        same_size = paths_of_size.setdefault(os.path.getsize(path), [])
+        for other in same_size:
+            if filecmp.cmp(path, other, shallow=False):
+                fix = "move one of them elsewhere"
+                raise InputError(f"{option}: {name} is a copy of {os.path.basename(other)}: {fix}")
+        same_size.append(path)
 
 
 def _missing_part(files: Iterable[str]) -> str:

@@ -81,7 +81,11 @@ def split_rows(
     Raises `InputError` if rows or different prompts are too few for every part to get one.
     """
     prompts_of_test = {_key(row) for row in test or ()}
+    given = len(rows)
     rows = [row for row in rows if _key(row) not in prompts_of_test]
+    if given and not rows:
+        fix = "give a test set of other prompts, or none"
+        raise InputError(f"all {given} rows have a prompt of the test set: {fix}")
     has_test_set = test is not None
     if has_test_set:
         test_fraction = 0
