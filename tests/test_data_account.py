@@ -590,6 +590,8 @@ def test_names_of_opposites_are_compared_answers(tmp_path, names):
     ("rows", "fix"),
     [
         ([{"row": row} for row in ROWS], "the rows are inside 'row'"),
+        ([{"prompt:chosen:rejected": "a:b:c"}], "separate the columns by commas"),
+        ([{"prompt  completion": "a  b"}], "separate the columns by commas"),
         (
             [{"Why is the sky blue?": "a", "Light is scattered.": "b"}],
             "write a line with the names",

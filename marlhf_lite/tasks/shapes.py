@@ -546,6 +546,10 @@ def _check_columns(rows: Iterable[dict], source: str, form: Form) -> None:
         fix += ", or name yours, as by --columns prompt=NAME,chosen=NAME,rejected=NAME (SFT: completion=NAME)"
         if name_compared_answers(present) and not re.search("(?i)chosen|reject", names):
             fix = "write the better answer of each row into chosen, and the other into rejected"
+    # A table whose columns are separated by colons or spaces is read as one column.
+    words = set(re.findall(r"\w+", names))
+    if len(present) == 1 and len(words & {*COLUMNS, *PROMPT_NAMES, *ANSWER_NAMES}) > 1:
+        fix = "separate the columns by commas, semicolons, tabs or |"
     inside = _column_with_rows_inside(rows, present)
     if inside:
         fix = f"the rows are inside {inside!r}: write its objects as the rows"
