@@ -539,30 +539,44 @@ def _check_columns(rows: Iterable[dict], source: str, form: Form) -> None:
     # a damaged file's names may have line breaks
     names = " ".join(shown_names(present).split()) or "none"
     expected = ", ".join(form.columns)
-    fix = "rename or add the missing columns"
     is_no_known_shape = form.columns == COLUMNS  # see `shape_of`
     if is_no_known_shape:
         expected += " (or chosen, rejected with whole transcripts; or prompt and completion, or messages, for SFT)"
-        fix += ", or name yours, as by --columns prompt=NAME,chosen=NAME,rejected=NAME (SFT: completion=NAME)"
-        if name_compared_answers(present) and not re.search("(?i)chosen|reject", names):
-            fix = "write the better answer of each row into chosen, and the other into rejected"
-    # A table whose columns are separated by colons or spaces is read as one column.
-    words = set(re.findall(r"\w+", names))
-    if len(present) == 1 and len(words & {*COLUMNS, *PROMPT_NAMES, *ANSWER_NAMES}) > 1:
-        fix = "separate the columns by commas, semicolons, tabs or |"
-    inside = _column_with_rows_inside(rows, present)
-    if inside:
-        fix = f"the rows are inside {inside!r}: write its objects as the rows"
-    if any(len(str(name).split()) > MOST_WORDS_OF_A_NAME for name in present):
-        fix = "if the first line is a row, write a line with the names of the columns above it"
+    fix = _fix_of_columns(rows, present, is_no_known_shape)
+    raise InputError(f"{source}: columns found: {names}; expected: {expected}: {fix}")
+
+
+def _fix_of_columns(rows: Iterable[dict], present: Sequence, is_no_known_shape: bool) -> str:
+    """Return what to do about rows in which no column has an expected name, from the names that are `present`."""
+    # 1. The names are there, but not as they should be.
     renamed = {name: _without_space_around(name) for name in present if _has_space_around(name)}
+    if any(name.strip() != stripped for name, stripped in renamed.items()):
+        return f"names have invisible marks around them: in pandas rows.rename(columns={renamed})"
     if renamed:
-        fix = (
+        return (
             "names have spaces around them: strip them in pandas by rows.rename(columns=str.strip)"
         )
-    if any(name.strip() != stripped for name, stripped in renamed.items()):
-        fix = f"names have invisible marks around them: in pandas rows.rename(columns={renamed})"
-    raise InputError(f"{source}: columns found: {names}; expected: {expected}: {fix}")
+    inside = _column_with_rows_inside(rows, present)
+    if inside:
+        return f"the rows are inside {inside!r}: write its objects as the rows"
+    # A table whose columns are separated by colons or spaces is read as one column.
+    names = " ".join(map(str, present))
+    known_words = {*re.findall(r"\w+", names)} & {*COLUMNS, *PROMPT_NAMES, *ANSWER_NAMES}
+    if len(present) == 1 and len(known_words) > 1:
+        return "separate the columns by commas, semicolons, tabs or |"
+
+    # 2. There are no names, or others.
+    if any(len(str(name).split()) > MOST_WORDS_OF_A_NAME for name in present):
+        return "if the first line is a row, write a line with the names of the columns above it"
+    if not is_no_known_shape:
+        return "rename or add the missing columns"
+    has_other_names = not re.search("(?i)chosen|reject", names)
+    if has_other_names and name_compared_answers(present):
+        return "write the better answer of each row into chosen, and the other into rejected"
+    return (
+        "rename or add the missing columns, or name yours, "
+        "as by --columns prompt=NAME,chosen=NAME,rejected=NAME (SFT: completion=NAME)"
+    )
 
 
 def _column_with_rows_inside(rows: Iterable[dict], columns: Iterable) -> str:
