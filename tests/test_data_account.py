@@ -445,18 +445,23 @@ def test_a_refusal_needs_neither_torch_nor_transformers_nor_nltk(tmp_path):
         tmp_path / "roles.jsonl",
         json.dumps({"messages": [*roles, {"role": "assistant", "content": "c"}]}),
     )
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add"}}]}
+    write(tmp_path / "calls.jsonl", json.dumps({"messages": [roles[0], call]}))
+    write(tmp_path / "plain.jinja", "{% for m in messages %}{{ m.content }}{% endfor %}")
     write(tmp_path / "columns.csv", "a,b\n1,2\n")
     write(tmp_path / "folder" / "dev.jsonl", LINES)
     check = (
         "import sys; from marlhf_lite.cli import main; "
-        "codes = [main(['data', name]) for name in sys.argv[1:]]; "
+        "codes = [main(['data', *words.split()]) for words in sys.argv[1:]]; "
         "heavy = {'torch', 'transformers', 'trl', 'nltk', 'accelerate'} & sys.modules.keys(); "
         "print(codes, heavy)"
     )
-    words = [sys.executable, "-c", check, "roles.jsonl", "columns.csv", "folder"]
+    calls = "calls.jsonl --chat_template plain.jinja"
+    words = [sys.executable, "-c", check, "roles.jsonl", "columns.csv", "folder", calls]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[2, 2, 2] set()", done.stderr
-    assert "'observation'" in done.stderr and "found validation" in done.stderr
+    assert done.stdout.strip() == "[2, 2, 2, 2] set()", done.stderr
+    for part in ("'observation'", "found validation", "the tool 'add'"):
+        assert part in done.stderr
 
 
 def test_trees_need_no_home(tmp_path):

@@ -16,6 +16,7 @@ from marlhf_lite.tasks.messages import (
     check_roles,
     names_of_tool_calls,
     thought_of,
+    unwritten_tool_call,
     with_calls_of,
 )
 from marlhf_lite.tasks.templates import BadRow
@@ -154,11 +155,7 @@ class Chat:
         if not names:
             return
         if self._render([*before, *marked_turns]).count(CALL) < len(names):
-            fix = "give a template that writes tool calls, or write them into the content"
-            raise BadRow(
-                "tool_calls",
-                f"a call of the tool {names[0]!r}, which the chat template leaves out: {fix}",
-            )
+            raise unwritten_tool_call(names[0])
 
     def _write_answer(self, text: str, prompt: Sequence[dict], turns: Sequence[dict]) -> str:
         """Return what the template writes after the prompt's `text` for the messages of an answer (`turns`).

@@ -8,7 +8,12 @@ from pathlib import Path
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.tasks.chats import WORDS, Chat
 from marlhf_lite.tasks.embedded import EMBEDDED
-from marlhf_lite.tasks.messages import Turns, check_roles
+from marlhf_lite.tasks.messages import (
+    Turns,
+    check_roles,
+    names_of_tool_calls,
+    unwritten_tool_call,
+)
 from marlhf_lite.tasks.shapes import to_preferences
 from marlhf_lite.tasks.sources import (
     Found,
@@ -33,10 +38,14 @@ class UnloadedTemplate(Chat):
         self.source_of_prompt = {}
 
     def write(self, prompt: Turns, answers: Sequence[Turns]) -> tuple[str, list[str]]:
-        """Return texts that are empty or equal only if those of the template would be. Raises `BadRow` for a role."""
+        """Return texts that are empty or equal only if those of the template would be.
+
+        Raises `BadRow` for a role and for a call of a tool that the template does not have.
+        """
         if self.source is not None:
             for turns in (prompt, *answers):
                 check_roles(turns, self.source)
+                self._check_tool_calls(turns)
         written = []
         for turns in answers:
             text = _joined_contents(turns)
@@ -44,6 +53,14 @@ class UnloadedTemplate(Chat):
                 text = "a tool call"
             written.append(text)
         return f"Human: {_joined_contents(prompt)}", written
+
+    def _check_tool_calls(self, turns: Turns) -> None:
+        """Raise `BadRow` for a call of a tool if the template does not name their key, so that it writes none."""
+        if "tool_calls" in self.source:
+            return
+        for turn in turns:
+            for name in names_of_tool_calls(turn):
+                raise unwritten_tool_call(name)
 
 
 def find_and_check_rows(

@@ -142,6 +142,14 @@ def names_of_tool_calls(turn: Mapping) -> list[str]:
     return names
 
 
+def unwritten_tool_call(name: str) -> BadRow:
+    """Return the fault of a row that calls a tool of this name, which its chat template does not write."""
+    fix = "give a template that writes tool calls, or write them into the content"
+    return BadRow(
+        "tool_calls", f"a call of the tool {name!r}, which the chat template leaves out: {fix}"
+    )
+
+
 def with_calls_of(turn: Mapping, name: str) -> dict:
     """Return a message whose calls, if it has any, are all of the function of this name."""
     calls = []
