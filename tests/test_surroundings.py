@@ -76,6 +76,16 @@ def started(words, folder, **more):
     )
 
 
+def test_a_reader_that_ends_does_not_end_the_command(tiny, pairs, tmp_path):
+    """As in `marlhf sft ... | head -1`: the run goes on, and says nothing of it."""
+    words = f"sft --model {tiny.model} --dataset {pairs} --sft_epochs 1 --max_response_length 4"
+    process = started(f"{words} --output_dir run", tmp_path)
+    process.stdout.close()
+    _, errors = process.communicate()
+    assert process.returncode == 0 and b"rror" not in errors, errors
+    assert (tmp_path / "run" / "sft" / "adapter_config.json").is_file()
+
+
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_are_one_line_at_most(closed, tmp_path):
     """Of the standard output and input: a command that has nowhere to write does not begin."""

@@ -26,10 +26,26 @@ class _Stream:
 
 
 class PrintableStream(_Stream):
-    """A text stream that writes only printable text."""
+    """A text stream that writes only printable text, and to nowhere once its reader, such as `head`, has ended.
+
+    Else an error would end the training of hours after `marlhf run | head`.
+    """
 
     def write(self, text: str) -> int:
-        return self._stream.write(printable(text))
+        try:
+            return self._stream.write(printable(text))
+        except BrokenPipeError:
+            self._write_to_nowhere()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._write_to_nowhere()
+
+    def _write_to_nowhere(self) -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
 
 class _Unread(_Stream):
