@@ -275,8 +275,9 @@ def test_files_of_other_kinds_are_left_out_whatever_split_they_are_named_after(t
             ["data/train-00000-of-00003.jsonl", "data/train-00002-of-00003.jsonl"],
             ["data/train-00001-of-00003 is missing", "--dataset 'd/data/train-*'"],
         ),
-        (["part-1-of-2.jsonl"], ["part-0-of-2 is missing"]),
-        (["part-2-of-2.jsonl"], ["part-1-of-2 is missing"]),
+        (["part-01-of-02.jsonl"], ["part-00-of-02 is missing"]),
+        (["part-02-of-02.jsonl"], ["part-01-of-02 is missing"]),
+        (["part-2-of-3.jsonl", "part-3-of-3.jsonl"], ["part-1-of-3 is missing"]),
         (["train.jsonl", "train (1).jsonl"], ["d/train.jsonl: the same rows as d/train (1).jsonl"]),
     ],
 )  # fmt: skip
@@ -314,6 +315,8 @@ def test_parts_that_are_given_by_a_pattern_are_those_that_are_meant(tmp_path):
     assert load_task("d/train-*").counts["read"] == 2 * COUNT
     write(tmp_path / "d" / "train-1-of-3.jsonl", LINES)
     assert load_task("d").counts["read"] == 3 * COUNT
+    write(tmp_path / "best" / "top-10-of-2024.jsonl", LINES)  # a name, and no part
+    assert load_task("best").counts["read"] == COUNT
 
 
 def test_a_saved_folder_that_lacks_a_file_says_so(tmp_path):

@@ -364,19 +364,25 @@ def _check_files_of_library(
 def _missing_part(files: Iterable[str]) -> str:
     """Return the name of a part that is not among the files, as of `train-00000-of-00002.parquet`; empty if none is.
 
-    What follows the numbers is left off: in data of the hub it is another one for each part.
+    What follows the numbers is left off: in data of the hub it is another one for each part. A single `best-3-of-5`,
+    without zeros before its number, may be a name and no part.
     """
-    numbers_of_parts: dict[tuple[str, str], set[int]] = {}
+    numbers_of_parts: dict[tuple[str, str], set[str]] = {}
     for name in files:
         part = re.match(r"(.*?)(\d+)-of-(\d+)", name)
         if part:
             before, number, total = part.groups()
-            numbers_of_parts.setdefault((before, total), set()).add(int(number))
+            numbers_of_parts.setdefault((before, total), set()).add(number)
     for (before, total), numbers in numbers_of_parts.items():
-        first = 1 if int(total) in numbers else 0
+        has_zeros = len(total) > 1 and all(len(number) == len(total) for number in numbers)
+        if len(numbers) == 1 and not has_zeros:
+            continue
+        width = len(total) if has_zeros else 1
+        found = {int(number) for number in numbers}
+        first = 1 if int(total) in found else 0  # numbers may begin with 0 or 1
         for number in range(first, first + int(total)):
-            if number not in numbers:
-                return f"{before}{number:0{len(total)}}-of-{total}"
+            if number not in found:
+                return f"{before}{number:0{width}}-of-{total}"
     return ""
 
 
