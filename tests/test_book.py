@@ -131,7 +131,7 @@ def test_handout_has_cheat_sheet_homework_and_one_update_and_no_solution_of_the_
     assert (tmp_path / "docs" / "cheat_sheet.html").is_file()
     homework = (tmp_path / "docs" / "homework.md").read_text(encoding="utf-8")
     links = [link[2] for link in handout.LINK.finditer(homework) if link[2]]
-    assert "study `turns` in results" in homework and all(
+    assert "seeds (results)" in homework and all(
         (tmp_path / "docs" / link).is_file() for link in links
     )
     page = tmp_path / "figures" / "interactive" / "one_update.html"
