@@ -19,7 +19,7 @@ def rows_of_lines(text: str) -> tuple[list, int]:
     """Return the values of JSON lines, and how many lines are blank. Raises `InputError` that names the line."""
     rows = []
     blank = 0
-    # JSON has no line breaks inside a value, so all three kinds end a line.
+    # JSON has no line breaks inside a value, so each of "\n", "\r\n" and "\r" ends a line.
     for number, line in enumerate(split_lines(text), start=1):
         line = line.strip().lstrip("\ufeff")  # files that were joined may have marks between them
         if not line:
@@ -32,6 +32,7 @@ def rows_of_lines(text: str) -> tuple[list, int]:
         except (ValueError, RecursionError) as error:
             fix = _fix_of_line(line)
             raise InputError(f"line {number}: not JSON ({error}): {fix}") from None
+    # A single object on one line may be a whole table by its columns, or a server's message.
     if len(rows) == 1:
         refuse_object_that_is_no_row(rows[0])
     return rows, blank
@@ -92,7 +93,7 @@ def _values_in(text: str) -> list:
     while position < len(text) or not values:  # an empty file is read once, for its error
         try:
             value, position = decoder.raw_decode(text, position)
-        except InputError:
+        except InputError:  # a key twice, which has its own words; it is a ValueError, too
             raise
         except RecursionError:
             raise InputError(TOO_DEEP) from None
@@ -102,6 +103,7 @@ def _values_in(text: str) -> list:
             ) from None
         values.append(value)
         position = _after_space(text, position)
+    # The parser can take more levels than what writes the rows later.
     for value in values:
         _refuse_deep(value)
     return values
@@ -142,11 +144,11 @@ def _refuse_deep(value) -> None:
 
     It goes down in a loop, because a function that calls itself would end in a `RecursionError`.
     """
-    level = [value]  # the lists and objects at this depth
-    depth = 0
+    level = [value]  # all values at this depth that may hold others
+    depth = -1  # the row itself is at 0
     while level:
         depth += 1
-        if depth > DEEPEST + 1:
+        if depth > DEEPEST:
             raise InputError(TOO_DEEP)
         below = []
         for item in level:

@@ -264,8 +264,9 @@ def _load_folder(
 ) -> tuple[dict[str, Split], tuple[str, ...]]:
     """Return the splits of a folder of files, or of what `save_to_disk` wrote, and the files that are in no split.
 
-    `datasets` says which file is in which split. Files of text are then read here, like a single one: an error names
-    the line, and cells of CSV stay text, also if they say NA or 007. Other kinds are read by `datasets`.
+    `datasets` says which file is in which split. CSV and JSON files are then read here, like a single one: an error
+    names the line, and cells of CSV stay text, also if they say NA or 007. Parquet and the like are read by `datasets`.
+    `user_columns` is the value of --columns; `arguments` go to `datasets`.
     """
     import datasets
     from datasets.packaged_modules.csv.csv import CsvConfig
@@ -285,7 +286,7 @@ def _load_folder(
             ) from None
         return splits, tuple(name for name in files_below(folder) if not name.endswith(SAVED))
 
-    # 2. The files of each split. Those of other kinds, such as a copy `train.jsonl.bak`, are left out.
+    # 2. The files of each split. Files that are no data, such as a copy `train.jsonl.bak`, are left out.
     with _folder_with_plain_name(folder) as plain:
         config = datasets.load_dataset_builder(plain, **arguments).config
         files_of_split: dict[str, list[str]] = {}
@@ -301,8 +302,8 @@ def _load_folder(
         _check_files(folder, files_of_split, left_out)
 
         # 3. Their rows.
-        has_files_of_text = isinstance(config, CsvConfig | JsonConfig)
-        if not has_files_of_text:
+        has_csv_or_json = isinstance(config, CsvConfig | JsonConfig)
+        if not has_csv_or_json:
             _check_files_of_library(folder, used, of_other_kinds)
             return _splits_of(datasets.load_dataset(plain, **arguments)), left_out
     splits = {}
