@@ -94,13 +94,11 @@ CONTENTS = """
 
 def contents() -> str:
     """The site's tables of contents, as they stand at the side of every page."""
-    lessons, electives = (
-        [f"notebooks/{notebook.file}" for notebook in notebooks]
-        for notebooks in (course.LESSONS, course.ELECTIVES)
-    )
-    solutions = sorted(
-        path.relative_to(ROOT).with_suffix("") for path in ROOT.glob("notebooks/solutions/*.ipynb")
-    )
+    lessons = [f"notebooks/{lesson.file}" for lesson in course.LESSONS]
+    electives = [f"notebooks/{elective.file}" for elective in course.ELECTIVES]
+    solutions = []
+    for path in sorted(ROOT.glob("notebooks/solutions/*.ipynb")):
+        solutions.append(str(path.relative_to(ROOT).with_suffix("")))
     documents = (
         "start",
         "results",
@@ -130,20 +128,20 @@ def contents() -> str:
     if STUDENTS:
         reference.remove("docs/exam_answers")
         del parts["Solutions"]
-    return "".join(
-        CONTENTS.format(name, "\n".join(map(str, pages))) for name, pages in parts.items()
-    )
+    tables = [CONTENTS.format(caption, "\n".join(pages)) for caption, pages in parts.items()]
+    return "".join(tables)
 
 
 def prepare(app, page: str, source: list[str]) -> None:
     """Add contents to the front page, take out links that lead nowhere, name sections as Sphinx does, open pages."""
-    source[0] = BADGE.sub("", source[0])
+    text = BADGE.sub("", source[0])
     if page == root_doc:
-        source[0] = LIVE.sub(DOORS, source[0]) + contents()
-    source[0] = ANSWERS.sub(r"\1", source[0]) if STUDENTS else source[0]
-    # Sphinx would let the browser save the page
-    source[0] = PAGE.sub(r"<a href='\2'>\1</a>", source[0])
-    source[0] = SECTION.sub(lambda link: f"](#{nodes.make_id(link[1])})", source[0])
+        text = LIVE.sub(DOORS, text) + contents()
+    if STUDENTS:
+        text = ANSWERS.sub(r"\1", text)
+    text = PAGE.sub(r"<a href='\2'>\1</a>", text)  # Sphinx would let the browser save the page
+    text = SECTION.sub(lambda link: f"](#{nodes.make_id(link[1])})", text)
+    source[0] = text  # Sphinx reads the page from this list
 
 
 def describe_pictures(app, page: nodes.document) -> None:
@@ -164,11 +162,13 @@ def finish(app, error) -> None:
 
     Their links to notebooks lead to the pages of these.
     """
-    if error is None and app.builder.format == "html":
-        shutil.copy(app.outdir / f"{root_doc}.html", app.outdir / "index.html")
-        for page in (path for folder in (PLAY, "docs") for path in ROOT.glob(f"{folder}/*.html")):
-            text = re.sub(r'(href="[^"]*)\.ipynb"', r'\1.html"', page.read_text(encoding="utf-8"))
-            (app.outdir / page.relative_to(ROOT)).write_text(text, encoding="utf-8")
+    if error is not None or app.builder.format != "html":
+        return
+    shutil.copy(app.outdir / f"{root_doc}.html", app.outdir / "index.html")
+    for page in [*ROOT.glob(f"{PLAY}/*.html"), *ROOT.glob("docs/*.html")]:
+        text = page.read_text(encoding="utf-8")
+        text = re.sub(r'(href="[^"]*)\.ipynb"', r'\1.html"', text)
+        (app.outdir / page.relative_to(ROOT)).write_text(text, encoding="utf-8")
 
 
 def setup(app) -> None:

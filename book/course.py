@@ -42,9 +42,8 @@ class Notebook:
 
     @property
     def heading(self) -> str:
-        return (
-            f"Lesson {self.place} · {self.title}" if self.place else f"{self.number} · {self.title}"
-        )
+        number = f"Lesson {self.place}" if self.place else self.number
+        return f"{number} · {self.title}"
 
     @property
     def processor_minutes(self) -> int:
@@ -58,10 +57,9 @@ class Notebook:
 def read_course() -> tuple[list[Notebook], list[Notebook]]:
     """The lessons in their order, and the electives."""
     course = yaml.safe_load((ROOT / "book" / "course.yaml").read_text(encoding="utf-8"))
-    lessons = [
-        Notebook(file, place=place, **entry)
-        for place, (file, entry) in enumerate(course["lessons"].items(), 1)
-    ]
+    lessons = []
+    for place, (file, entry) in enumerate(course["lessons"].items(), start=1):
+        lessons.append(Notebook(file, place=place, **entry))
     electives = []
     for file, entry in course["electives"].items():
         number_of_file = file.partition("_")[0]
@@ -98,10 +96,13 @@ def links(notebook: Notebook) -> str:
     """To the lessons before and after; from an elective, and at both ends of the course, to the list of all."""
     if notebook.place is None:
         return f"**Back to** {ALL_LESSONS}"
-    before = LESSONS[notebook.place - 2 : notebook.place - 1] if notebook.place > 1 else []
-    after = LESSONS[notebook.place : notebook.place + 1]
-    shown = [f"**Previous** {lesson.link()}" for lesson in before]
-    shown += [f"**Next** {lesson.link()}" for lesson in after] or [f"**Next** {ALL_LESSONS}"]
+    shown = []
+    is_first = notebook.place == 1
+    if not is_first:
+        shown.append(f"**Previous** {LESSONS[notebook.place - 2].link()}")  # places begin with 1
+    is_last = notebook.place == len(LESSONS)
+    after = ALL_LESSONS if is_last else LESSONS[notebook.place].link()
+    shown.append(f"**Next** {after}")
     return " · ".join(shown)
 
 

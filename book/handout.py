@@ -43,7 +43,8 @@ class AnswerCells(Preprocessor):
         ):
             start += 1
         cells = nb.cells[:start]
-        for cell, after in zip(nb.cells[start:], [*nb.cells[start + 1 :], None], strict=True):
+        next_cells = [*nb.cells[start + 1 :], None]
+        for cell, after in zip(nb.cells[start:], next_cells, strict=True):
             if cell.cell_type == "markdown":
                 cells += split(cell, after)
             else:

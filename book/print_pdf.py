@@ -20,8 +20,13 @@ BROWSERS = (
 
 def find_browser() -> str | None:
     """The command of a Chromium browser, or None."""
-    names = [os.environ["BROWSER"]] if os.environ.get("BROWSER") else BROWSERS
-    return next(filter(None, map(shutil.which, names)), None)
+    asked = os.environ.get("BROWSER")
+    names = [asked] if asked else BROWSERS
+    for name in names:
+        command = shutil.which(name)
+        if command:
+            return command
+    return None
 
 
 def browse(browser: str, page: Path, *arguments: str) -> str:

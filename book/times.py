@@ -4,6 +4,7 @@ A notebook's core is all that stands before "For the careful reader"; exercises 
 """
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -67,5 +68,6 @@ def minutes(pieces: list[tuple[str, str]]) -> float:
 def measure(path: Path) -> StudyTimes:
     """The times of both parts, each rounded up to five minutes, so that printed times add up."""
     found = parts(path)
-    core, optional = (5 * -int(-minutes(found[part]) // 5) for part in ("core", "careful"))
+    core = 5 * math.ceil(minutes(found["core"]) / 5)
+    optional = 5 * math.ceil(minutes(found["careful"]) / 5)
     return StudyTimes(core, optional)

@@ -23,7 +23,11 @@ WINDOW = 5  # updates that a point of a curve averages over
 
 def smooth(scores: list[float]) -> np.ndarray:
     """Return the mean of the last `WINDOW` scores at each update, of fewer at the start."""
-    return np.array([np.mean(scores[max(0, i + 1 - WINDOW) : i + 1]) for i in range(len(scores))])
+    means = []
+    for end in range(1, len(scores) + 1):
+        start = max(0, end - WINDOW)
+        means.append(np.mean(scores[start:end]))
+    return np.array(means)
 
 
 def draw_curves(name: str, methods: dict[str, tuple[str, str, float]]) -> None:
@@ -38,23 +42,21 @@ def draw_curves(name: str, methods: dict[str, tuple[str, str, float]]) -> None:
     with plt.rc_context({"font.size": 22, "axes.spines.top": False, "axes.spines.right": False}):
         figure, axes = plt.subplots(figsize=(12.4, 5.6), layout="constrained")
         for label, (style, method, raised) in methods.items():
-            curves = [
-                smooth([row["gold_mean"] for row in curve_of(run)]) for run in runs[method].values()
-            ]
-            mean, deviation = np.mean(curves, axis=0), np.std(curves, axis=0, ddof=1)
+            curves = []  # of each seed
+            for run in runs[method].values():
+                scores = [row["gold_mean"] for row in curve_of(run)]
+                curves.append(smooth(scores))
+            mean = np.mean(curves, axis=0)
+            deviation = np.std(curves, axis=0, ddof=1)
+            low = mean - deviation
+            high = mean + deviation
             updates = np.arange(1, len(mean) + 1)
             look = METHODS[style]
             axes.plot(updates, mean, color=look.colour, linestyle=look.line, linewidth=4)
-            axes.fill_between(
-                updates, mean - deviation, mean + deviation, color=look.colour, alpha=0.15
-            )
-            axes.annotate(
-                f" {label}",
-                (updates[-1], mean[-1] + raised),
-                color=look.colour,
-                va="center",
-                weight="bold",
-            )
+            axes.fill_between(updates, low, high, color=look.colour, alpha=0.15)
+            end_of_curve = (updates[-1], mean[-1] + raised)
+            text = f" {label}"
+            axes.annotate(text, end_of_curve, color=look.colour, va="center", weight="bold")
         axes.set_xlabel("update")
         axes.set_ylabel("mean score of the stories")
         axes.set_ylim(-0.55, 1.2)
