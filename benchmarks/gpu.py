@@ -417,7 +417,7 @@ def summary(found: dict[str, dict]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Start processes that measure until all is done or time is up; 0 if nothing failed and nothing is left."""
+    """Start processes that measure until all is done or time is up; 0 if all was measured and nothing failed."""
     args = arguments(argv)
     if args.device == "cpu":
         os.environ["ACCELERATE_USE_CPU"] = "true"
@@ -425,7 +425,7 @@ def main(argv: list[str] | None = None) -> int:
         return measure_rows(args)
     if args.device == "cuda" and not torch.cuda.is_available():
         print("make gpu: no CUDA device here, so there is nothing to measure")
-        return 0
+        return 1
     args.log.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.time() + args.seconds
     status = 1

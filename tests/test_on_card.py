@@ -234,7 +234,7 @@ def test_the_record_says_which_ways_give_equal_numbers_and_which_defaults_follow
 
 @without_card
 def test_make_gpu_without_a_card_says_so_in_one_line(gpu_script, capsys):
-    assert gpu_script.main([]) == 0
+    assert gpu_script.main([]) == 1
     assert (
         capsys.readouterr().out == "make gpu: no CUDA device here, so there is nothing to measure\n"
     )

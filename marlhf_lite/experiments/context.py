@@ -52,6 +52,7 @@ from marlhf_lite.experiments.samplers import open_sampler, try_out
 from marlhf_lite.macro import TerminationRule
 from marlhf_lite.models.adapters import other_base
 from marlhf_lite.models.checks import check_base, ways
+from marlhf_lite.models.fast.switch import levers_of_choice
 from marlhf_lite.models.loading import load_base, load_tokenizer
 from marlhf_lite.tasks.prompts import RowColumns, prompts_of
 from marlhf_lite.tasks.splits import Task
@@ -319,6 +320,11 @@ def check_equations(plan: PlannedRun) -> None:
     check_objectives(plan.options.methods)
 
 
+def check_levers(plan: PlannedRun) -> None:
+    """Raise `InputError` for a lever that `--fast` does not know: names are the same on every device."""
+    levers_of_choice(plan.options.fast, "cpu")
+
+
 def check_trackers(plan: PlannedRun) -> None:
     if isinstance(plan.options, LoggingConfig):
         tracker_names(plan.options.report_to)
@@ -409,6 +415,7 @@ STEPS_WITHOUT_THE_MODEL = [
     check_data_for_stages,
     check_judge,
     check_equations,
+    check_levers,
     check_trackers,
     check_batches,
     check_folder,
