@@ -47,15 +47,13 @@ EPOCHS, MAX_GRAD_NORM = 1, 1.0
 def encode(tokenizer, rows, name):
     """Rows with their responses of this name, "chosen" or "rejected"; a response ends with EOS."""
     responses = [row[name] + tokenizer.eos_token for row in rows]
-    left = tokenizer(
-        [row["prompt"] for row in rows], padding=True, padding_side="left", return_tensors="pt"
-    )
+    prompts = [row["prompt"] for row in rows]
+    left = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt")
     right = tokenizer(
         responses, add_special_tokens=False, padding=True, padding_side="right", return_tensors="pt"
     )
-    tokens, attention = (
-        torch.cat([left[key], right[key]], 1) for key in ("input_ids", "attention_mask")
-    )
+    tokens = torch.cat([left["input_ids"], right["input_ids"]], 1)
+    attention = torch.cat([left["attention_mask"], right["attention_mask"]], 1)
     return tokens, attention, right["attention_mask"].bool()
 
 
@@ -200,19 +198,16 @@ def train(name, model, rate, loss_of, rows, batch_size):
 
 def print_curves(curves):
     """The RM score by update: numbers, and a letter for each method."""
-    low, high = min(map(min, curves.values())), max(map(max, curves.values()))
+    low = min(min(scores) for scores in curves.values())
+    high = max(max(scores) for scores in curves.values())
     print("\nupdate, RM scores of " + " and ".join(f"{name} ({name[0]})" for name in curves))
-    for i, scores in enumerate(zip(*curves.values(), strict=True)):
+    for update, scores in enumerate(zip(*curves.values(), strict=True), start=1):
         line = [" "] * 61
         for name, score in zip(curves, scores, strict=True):
-            line[round(60 * (score - low) / max(high - low, 1e-6))] = name[0]
-        print(
-            f"{i + 1:6} "
-            + " ".join(f"{score:6.2f}" for score in scores)
-            + " |"
-            + "".join(line)
-            + "|"
-        )
+            place = (score - low) / max(high - low, 1e-6)  # from 0 to 1
+            line[round(60 * place)] = name[0]
+        numbers = " ".join(f"{score:6.2f}" for score in scores)
+        print(f"{update:6} {numbers} |{''.join(line)}|")
 
 
 def main():

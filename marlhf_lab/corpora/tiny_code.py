@@ -130,7 +130,7 @@ def draw(rng: random.Random, kind: str) -> tuple[Part, Part]:
 
     `kind` is one of `Family.parts`: c and d are letters of a text, k is a number, others are lists in `tiny_code.yaml`.
     """
-    if kind in "cd":
+    if kind in ("c", "d"):
         letter, other = rng.sample(LETTERS, 2)
         return CONSTANT.of(repr(letter)), CONSTANT.of(repr(other))
     k = rng.randint(2, 6)
@@ -204,8 +204,8 @@ def _broken(rng: random.Random, program: str) -> str:
         head, _, value = program.partition("return ")
         return f"{head}return ({value}, y)"  # no program has a y
     if rng.random() < 0.5:
-        return program.replace("):\n", ")\n", 1)
-    return program.replace("(", "", 1)
+        return program.replace("):\n", ")\n", 1)  # a function without its colon
+    return program.replace("(", "", 1)  # a bracket that is closed and not opened
 
 
 def document(rng: random.Random) -> tuple[str, str, str]:

@@ -57,13 +57,16 @@ def response_figure(record: Mapping, n: int = 5) -> np.ndarray:
         cell = record["cells"][setting]
         unit = cell["score"]["deviation"]
         line = style | {"markersize": 3}
-        response = np.array([h["mean"] for h in cell["response"][:SHOWN]]) / unit
+        # The change of V so many tokens after a choice of slope 1.
+        response = np.array([after["mean"] for after in cell["response"][:SHOWN]]) / unit
         left.plot(np.arange(1, SHOWN + 1), response, label=setting, **line)
         place = SHOWN + 1.5 + rank
         places_of_credit.append(place)
-        low, mean, high = (cell["credit"][end] / unit for end in ("low", "mean", "high"))
-        left.plot([place] * 2, [low, high], color=style["color"], linewidth=1.2)
-        left.plot(place, mean, color=style["color"], marker=style["marker"], markersize=4)
+        credit = cell["credit"]
+        interval_of_credit = [credit["low"] / unit, credit["high"] / unit]
+        left.plot([place, place], interval_of_credit, color=style["color"], linewidth=1.2)
+        mean_credit = credit["mean"] / unit
+        left.plot(place, mean_credit, color=style["color"], marker=style["marker"], markersize=4)
         right.plot(np.arange(n), taken_away(response, n), **line)
     for ax in axes:
         ax.axhline(0, color="0.6", linewidth=0.8, zorder=0)

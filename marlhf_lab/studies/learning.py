@@ -147,14 +147,19 @@ def _kept(options: Mapping, seen: float | None) -> dict:
 
 
 def learning_report(study, results: Sequence[Mapping], folder: Path, figures: Path) -> str:
-    """Write table.md and summary.json to `folder` and figures to `figures`. Returns the table. `study` is a `Study`."""
+    """Write table.md and summary.json to `folder` and figures to `figures`, and return the table.
+
+    `study` is a `Study`, and `results` are its stored runs.
+    """
+    # Name of a figure -> its methods; one figure without a name has all.
     groups = study.figures or {"": list(study.methods)}
     rows = learning_table(groups, results, study.threshold, study.window)
     text = markdown(rows, groups, study)
-    if contrasts := contrast_table(study, results):
+    contrasts = contrast_table(study, results)
+    if contrasts:
         text = f"{contrasts}\n\n{text}"
     drawn = learning_figures(groups, results, rows)
-    text += add_equal_kl(study, results, drawn)
+    text += add_equal_kl(study, results, drawn)  # and its figure is added to `drawn`
     write_report({"study": study.name, "threshold": study.threshold, "methods": rows}, text, folder)
     save_figures(drawn, figures)
     return text

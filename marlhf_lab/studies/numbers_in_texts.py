@@ -129,6 +129,6 @@ def written(value, form: str) -> str:
     if not isinstance(value, Mapping):
         return number(value, form)
     middle = value.get("median", value.get("mean"))
-    if middle is None:
+    if middle is None:  # runs of some seeds (None) never arrived at the threshold
         return f"never in {value['by_seed'].count(None)} of {len(value['by_seed'])}"
     return interval(value, form) if value.get("low") is not None else number(middle, form)

@@ -427,30 +427,36 @@ def crossed_interval(gaps: np.ndarray) -> Interval:
     of freedom (1946). With three seeds it includes the truth in 92 to 97 % of simulated studies; a bootstrap over seeds
     and prompts does so in as little as 72 %. One seed: for other prompts only; one prompt: for other seeds only.
     """
-    # 1. Mean squares of seeds, prompts and the rest; 0 without a degree of freedom.
+    # 1. Mean squares of seeds, prompts and the rest; 0 where there is no degree of freedom: with one seed those of
+    #    seeds and of the rest, with one prompt those of prompts and of the rest.
     seeds, prompts = gaps.shape
     mean = float(gaps.mean())
     of_seeds = gaps.mean(1)
     of_prompts = gaps.mean(0)
     rest = gaps - of_seeds[:, None] - of_prompts + mean
-    freedom = np.array([seeds - 1, prompts - 1, (seeds - 1) * (prompts - 1)])
-    sums = np.array(
-        [
-            prompts * ((of_seeds - mean) ** 2).sum(),
-            seeds * ((of_prompts - mean) ** 2).sum(),
-            (rest**2).sum(),
-        ]
-    )
-    squares = np.divide(sums, freedom, out=np.zeros(3), where=freedom > 0)
-    # 2. The variance; a sum below one of its first two parts would be chance.
-    ms_seeds, ms_prompts, ms_rest = squares
-    variance = max(ms_seeds + ms_prompts - ms_rest, ms_seeds, ms_prompts)
-    # 3. Satterthwaite: variance² over the sum of squares² / freedom. If all gaps are equal, the interval has no width.
-    known = freedom > 0
-    weight = float((squares**2)[known] @ (1 / freedom[known]))
+    parts = [  # sum of squares, degrees of freedom
+        (prompts * ((of_seeds - mean) ** 2).sum(), seeds - 1),
+        (seeds * ((of_prompts - mean) ** 2).sum(), prompts - 1),
+        ((rest**2).sum(), (seeds - 1) * (prompts - 1)),
+    ]
+    mean_squares = []
+    squares_over_freedom = 0.0  # the sum that Satterthwaite divides by
+    for sum_of_squares, freedom in parts:
+        mean_square = 0.0
+        if freedom:
+            mean_square = float(sum_of_squares) / freedom
+            squares_over_freedom += mean_square**2 / freedom
+        mean_squares.append(mean_square)
+    # 2. S P times the variance of the mean. By chance MS_rest can exceed MS_prompts, so that the sum falls below
+    #    MS_seeds, or the other way round; but with other seeds alone, or other prompts alone, the mean would vary that
+    #    much.
+    ms_seeds, ms_prompts, ms_rest = mean_squares
+    scaled_variance = max(ms_seeds + ms_prompts - ms_rest, ms_seeds, ms_prompts)
+    # 3. The interval. If all gaps are equal, it has no width.
     half = 0.0
-    if weight:
-        half = t_quantile(variance**2 / weight) * (variance / gaps.size) ** 0.5
+    if squares_over_freedom:
+        degrees_of_freedom = scaled_variance**2 / squares_over_freedom
+        half = t_quantile(degrees_of_freedom) * (scaled_variance / gaps.size) ** 0.5
     return Interval(mean, mean - half, mean + half)
 
 

@@ -348,7 +348,7 @@ def run_of(study: Study, name: str, seed: int) -> Run:
     if "preset" in method:  # a method's own options win over its preset
         own = merge([read_presets(method["preset"], f"{where}: preset"), own])
 
-    # 1. Which commands make the run.
+    # 1. Which commands make the run; each is a stage.
     stages = ["sft"]
     if study.reward_model:  # else its options do not belong to the run
         stages.append("rm")
@@ -356,23 +356,26 @@ def run_of(study: Study, name: str, seed: int) -> Run:
         stages.append(TRAINING[command])
     stages.append("evaluate")
 
-    # 2. Their options: shared ones, over them those of the method.
+    # 2. Their options: shared ones, over them those of the method. A shared option goes to the stages that know it.
     asked = with_todays_names(merge([study.shared, own])) | {"seed": seed}
     if asked.get("model", "tiny-gemma") not in EMBEDDED_MODELS:
         asked = PAPER_SAMPLING | asked
     words = {}
-    known = set()
+    known_to_a_stage = set()
     for stage in stages:
-        taken = option_names(COMMANDS[stage])
-        words[stage] = [f"--{key}={value}" for key, value in asked.items() if key in taken]
-        known |= taken
-    unknown = [
-        f"--{key}={value}" for key, value in with_todays_names(own).items() if key not in known
-    ]
+        known = option_names(COMMANDS[stage])
+        words[stage] = [f"--{key}={value}" for key, value in asked.items() if key in known]
+        known_to_a_stage |= known
+    # Shared options are for all methods, so one that this run's stages do not know may be for another method. An option
+    # of the method itself would be lost.
+    lost = []
+    for key, value in with_todays_names(own).items():
+        if key not in known_to_a_stage:
+            lost.append(f"--{key}={value}")
     try:
         refuse_options_of_the_study(study.shared | own)
-        # A method's own option that no stage takes: this raises, and names the options of its command.
-        _parse(TRAINING[command] or "evaluate", *unknown)
+        # The command of the method refuses them, and its message names the options that it has.
+        _parse(TRAINING[command] or "evaluate", *lost)
         parsed = {stage: _parse(stage, *words[stage]) for stage in stages}
     except InputError as error:
         hint = ""

@@ -330,9 +330,7 @@ def evaluate_checkpoints(
     prompts_of_all_samples = held_out.keyed(samples)
     tables = []
     for name, path in checkpoints.items():
-        load = scorers.policy(
-            Path(path)
-        )  # a function, which loads the policy when it is first called
+        load = scorers.policy(Path(path))  # a function, which loads the policy at its first call
         for temperature in dict.fromkeys(temperatures or (held_out.sampling.temperature,)):
             at_temperature = replace(
                 held_out, sampling=replace(held_out.sampling, temperature=float(temperature))

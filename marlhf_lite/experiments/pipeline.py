@@ -289,7 +289,7 @@ def ppo_stage(
 def _trained_already(
     context: RunContext, name: str, options: commands.PolicyCommand
 ) -> Path | None:
-    """Return the policy of a stage that `--resume` finds done, with or without checkpoints; None if it must train."""
+    """Return the policy of a stage that is complete in a resumed run, with or without checkpoints; None if not."""
     # `--at` trains again what came after that update.
     if not context.resume or options.at is not None:
         return None

@@ -158,23 +158,30 @@ class Chat:
             raise unwritten_tool_call(names[0])
 
     def _write_answer(self, text: str, prompt: Sequence[dict], turns: Sequence[dict]) -> str:
-        """Return what the template writes after the prompt's `text` for the messages of an answer (`turns`).
+        """Return what the template writes behind a prompt for the messages of an answer, with all of their texts.
 
-        A template may leave out a part of an answer, such as a thought inside its text, or write the prompt in another
-        way before an answer. Then each message is written as a mark, for which the message's text is put in.
+        `text` is what it wrote for the messages of `prompt`, and `turns` are the messages of the answer: usually one,
+        more if tools are called in between.
         """
+        # 1. The template writes prompt and answer. Behind the prompt's text stands the answer.
         whole = self._render([*prompt, *turns])
         answer = whole[len(text) :]
         if whole.startswith(text) and _contains_all(answer, [turn["content"] for turn in turns]):
             return answer
+
+        # 2. It has read the answer's text and left out a part, such as a thought, or written the prompt in another way.
+        #    So each message is written as a mark, in which there is nothing to leave out. `__call__` found the prompt's
+        #    text with such a mark as the answer: it stands before these marks, too.
         self.restored.append(turns[-1]["content"])
-        marks = [f"{ANSWER}-{i}." for i in range(len(turns))]
+        marks = [f"{ANSWER}-{number}." for number in range(len(turns))]
         marked_turns = []
         for turn, mark in zip(turns, marks, strict=True):
             marked_turns.append({**turn, "content": mark})
         answer = self._render([*prompt, *marked_turns])[len(text) :]
+
+        # 3. The messages' texts in the place of the marks. Each mark is replaced once, where the template wrote it: a
+        #    text that was put in may have the same characters.
         for turn, mark in zip(turns, marks, strict=True):
-            # only the first one, since the text of an answer may have such a mark
             answer = answer.replace(mark, turn["content"], 1)
         return answer
 

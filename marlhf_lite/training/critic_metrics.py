@@ -20,15 +20,23 @@ def quarters(mask: Tensor) -> Tensor:
 
 
 def critic_numbers(values: Tensor, scores: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """The numbers whose moments `critic_metrics` takes, by name; each in float64, without padding.
+    """The numbers from which `critic_metrics` says what a critic knows, by name; each in float64, without padding.
+
+    Of each response: its `score`, the `change` of the critic's estimate of it from the first token to the last, and
+    their product. Of each token: the `step` of the estimate to the next token; what its value should be, `target`, and
+    the `error` of the value, both also by quarter of the response (`_q1` to `_q4`).
 
     Args:
         values: [B, T] V(s_t); mask: [B, T] True on response tokens.
         scores: [B] the final scores for training, or [B, K] those of turns, as in `macro.macro_rewards`.
     """
-    # 1. Scores and values of the policy's tokens alone: a macro action of each closes the holes between turns.
+    # 1. Scores and values of the S tokens that the policy wrote, [B, S]. Each of them is taken as a macro action of its
+    #    own: so what an environment said between two turns is left out, and a sum over a macro action is its one token.
     tokens = MacroActions.from_starts(mask, mask)
-    rewards = exact(macro_rewards(torch.zeros_like(values), scores, tokens))
+    no_kl = torch.zeros_like(values)
+    rewards = exact(
+        macro_rewards(no_kl, scores, tokens)
+    )  # the score at the last token of the response or turn
     values = exact(tokens.sum(values))
     mask = tokens.mask.to(values.device)
 
@@ -38,18 +46,18 @@ def critic_numbers(values: Tensor, scores: Tensor, mask: Tensor) -> dict[str, Te
 
     # 3. The critic's estimate of the whole score at each token: scores of earlier turns are known there.
     score_of_earlier_turns = score[:, None] - targets
-    known = score_of_earlier_turns + values
-    last = (mask.sum(1) - 1).clamp(min=0)  # 0 also for a response without tokens
-    change = known.gather(1, last[:, None])[:, 0] - known[:, 0]
+    estimate = score_of_earlier_turns + values
+    last_token = (mask.sum(1) - 1).clamp(min=0)  # 0 also for a response without tokens
+    change = estimate.gather(1, last_token[:, None])[:, 0] - estimate[:, 0]
     numbers = {
         "score": score,
         "change": change,
         "change times score": change * score,
-        "step": known.diff(dim=1)[mask[:, 1:]],
+        "step": estimate.diff(dim=1)[mask[:, 1:]],
     }
 
     # 4. Targets and errors of all tokens, and of each quarter of the response.
-    quarter = quarters(mask)
+    quarter = quarters(mask)  # 0 to 3, and -1 on padding
     regions = {"": mask} | {f"_q{i + 1}": quarter == i for i in range(4)}
     for part, inside in regions.items():
         numbers[f"target{part}"] = targets[inside]

@@ -154,7 +154,10 @@ class Objective:
 
     @torch.no_grad()
     def advantages(self, batch: Batch, outputs: ModelOutputs) -> Experience:
-        """These outputs as old ones, with advantages and returns of the steps.
+        """Return what an update learns from: these outputs, as they are now, and advantages and returns of the steps.
+
+        `outputs` are those of the policy that sampled and of the critic before the update. They become the π_old and
+        V_old that the losses compare with. A user's `estimate` gets them, too, if it has a fourth argument.
 
         Raises `InputError` if a user's equation returns another shape.
         """

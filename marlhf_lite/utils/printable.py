@@ -48,7 +48,7 @@ class PrintableStream(_Stream):
         os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
 
-class _Unread(_Stream):
+class _DropsWhatItCannotWrite(_Stream):
     """Standard error that drops text it cannot write, so that training survives a log on a full disk."""
 
     def write(self, text: str) -> int:
@@ -62,10 +62,14 @@ class _Unread(_Stream):
 
 
 def open_streams() -> None:
-    """Write letters that standard output's encoding (such as Windows' cp1252) lacks as \\uXXXX; see `_Unread`."""
+    """Let nothing that is printed end the process, whatever the letters and wherever it goes.
+
+    Standard output writes letters that its encoding (such as Windows' cp1252) lacks as \\uXXXX. Standard error drops
+    what it cannot write.
+    """
     if hasattr(sys.stdout, "reconfigure"):  # streams of notebooks and tests may lack it
         sys.stdout.reconfigure(errors="backslashreplace")
     if sys.stderr is None:  # closed, as by 2>&- in a shell: bars of progress would write to it
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the whole process
     elif sys.stderr is sys.__stderr__:
-        sys.stderr = _Unread(sys.stderr)
+        sys.stderr = _DropsWhatItCannotWrite(sys.stderr)

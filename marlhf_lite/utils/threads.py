@@ -42,7 +42,11 @@ def choose_threads() -> int:
     ours = process.cpu_percent()
     if hasattr(os, "sched_getaffinity"):  # on Linux a process may be limited to some cores
         cores = os.sched_getaffinity(0)
-        loads = [load for core, load in enumerate(loads) if core in cores] or loads
-    # A core is busy if others use more than half of it; two threads of one physical core count once.
-    free = math.floor(len(loads) - (sum(loads) - ours) / 100 + 0.5)
-    return max(1, min(free, psutil.cpu_count(logical=False) or len(loads)))
+        loads_of_cores = [load for core, load in enumerate(loads) if core in cores]
+        if loads_of_cores:  # none if psutil does not list the cores by these numbers
+            loads = loads_of_cores
+    loads_of_others = sum(loads) - ours  # in percent of one core
+    # A core is busy if others use more than half of it.
+    free = math.floor(len(loads) - loads_of_others / 100 + 0.5)
+    physical = psutil.cpu_count(logical=False) or len(loads)  # two threads of one core count once
+    return max(1, min(free, physical))

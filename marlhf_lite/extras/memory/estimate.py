@@ -33,7 +33,9 @@ GIB = 2**30
 ADAPTER_BYTES = 4  # adapters are float32 for every base
 FOUR_BITS = 0.516  # bytes per weight: 4 bits, and doubly quantised scales of blocks of 64
 CUDA_CONTEXT = 0.6 * GIB  # CUDA's own memory, about the same on all cards
-TILE = 4096 * 32_768  # logits that TRL's SFT computes at a time, tokens by vocabulary
+# TRL's SFT computes logits in tiles: so many tokens by so many of the vocabulary's words at a time.
+TOKENS_OF_TILE = 4096
+WORDS_OF_TILE = 32_768
 FRAGMENTS = 1.05  # what allocators hold beyond live tensors
 STAGES = {"sft": "SFT", "rm": "reward model", "ppo": "PPO"}
 
@@ -123,6 +125,7 @@ def estimate_memory(options: MemoryCommand, stage: str = "ppo") -> Memory:
         rows = options.micro_batch_size or FEW_ROWS
         keeps_all = replace(options, gradient_checkpointing=False, micro_batch_size=rows)
         if_all_are_kept = estimate_memory(keeps_all)
+        # Under FSDP2 they are always recomputed: processes wait for each other in each layer, so none can try.
         if if_all_are_kept.peak <= options.gpu * GIB and not is_shared:
             return if_all_are_kept
 
@@ -135,27 +138,31 @@ def estimate_memory(options: MemoryCommand, stage: str = "ppo") -> Memory:
     trains_score_model = stage != "sft"  # the critic of PPO, or the reward model
 
     # 1. Weights, adapters and moments, which are there all the time. `language_model` and `score_model` are what one of
-    #    each adds: all its weights, or its adapter. PEFT keeps a score's head twice, so each has one more.
+    #    each adds: all its weights, or its adapter. A score model has a head of one number in place of that of words.
     if trains_all_weights:
-        untied_head = 0 if config.tie_word_embeddings else _bytes([head])
+        # A tied head is the matrix of the embeddings, which a score model needs.
+        head_of_words = 0 if config.tie_word_embeddings else _bytes([head])
         language_model = base_size
-        score_model = base_size - untied_head + config.hidden_size * element
-        second_head = 0
+        score_model = base_size - head_of_words + config.hidden_size * element
+        unused_score_head = 0
     else:
-        second_head = ADAPTER_BYTES * config.hidden_size
+        score_head = ADAPTER_BYTES * config.hidden_size
         language_model = adapter_bytes(base, options)
-        score_model = language_model + second_head
-    trained = second_heads = frozen = 0
+        score_model = language_model + score_head
+        unused_score_head = (
+            score_head  # PEFT keeps the head as it was beside the one that it trains or loads
+        )
+    trained = frozen = unused_score_heads = 0
     if trains_language_model:
         trained += language_model
     if trains_score_model:
         trained += score_model
-        second_heads += second_head
+        unused_score_heads += unused_score_head
     if is_ppo:  # the reference
         frozen += language_model
     if is_ppo and options.reward == "rm":
         frozen += score_model
-        second_heads += second_head
+        unused_score_heads += unused_score_head
     processes = options.num_processes if is_shared else 1
     # FSDP2 trains in float32: four bytes for each weight that was read in bfloat16.
     growth = 4 // element if is_shared else 1
@@ -166,7 +173,7 @@ def estimate_memory(options: MemoryCommand, stage: str = "ppo") -> Memory:
         adapters = 0
     else:
         weights = base_bytes(base, options)
-        adapters = trained + frozen + second_heads
+        adapters = trained + frozen + unused_score_heads
 
     # 2. A training pass. The backward pass goes through the critic, then through the policy, head first.
     if is_ppo:
@@ -182,18 +189,19 @@ def estimate_memory(options: MemoryCommand, stage: str = "ppo") -> Memory:
     adapters_by_peft = computes_adapters_by_peft(options)
     kept, computed_again = activation_bytes(base, options, rows * longest, adapters_by_peft)
     logits = 0
-    if is_ppo:  # four copies in float32, two of them gradients
+    if is_ppo:  # four copies in float32, two of them gradients; PPO computes them in tiles, too
         logits = 4 * 4 * min(rows * options.max_response_length * config.vocab_size, MAX_LOGITS)
     elif trains_language_model:
-        logits = element * min(rows * longest * 32_768, TILE)
+        logits = element * min(rows * longest, TOKENS_OF_TILE) * WORDS_OF_TILE
     head_gradient = 0
     if trains_all_weights and trains_language_model:  # sums in float32, and a rounded copy
         head_gradient = (4 + element) * head.numel()
     models_that_train = trains_language_model + trains_score_model
-    passes = max(
-        models_that_train * kept + max(logits, computed_again),
-        kept + head_gradient,
-    )
+    # At the start of the backward pass all models keep their activations; when the head has its gradient, the critic's
+    # are free again.
+    at_its_start = models_that_train * kept + max(logits, computed_again)
+    at_the_head = kept + head_gradient
+    passes = max(at_its_start, at_the_head)
 
     # 3. What FSDP2 has whole: layers while they run, weights outside of layers, and at first every model.
     layer = outside = loading = 0
@@ -202,7 +210,9 @@ def estimate_memory(options: MemoryCommand, stage: str = "ppo") -> Memory:
         # policy, critic and reference, perhaps a reward model; one model in the other stages
         models_of_stage = 3 + (options.reward == "rm") if is_ppo else 1
         loading = models_of_stage * _bytes(empty_base(options).parameters())
-    whole_in_training = 4 * layer
+    whole_in_training = (
+        4 * layer
+    )  # two layers, a layer's gradients, and the sums of the previous one's
     if trains_language_model:
         whole_in_training += outside
     if trains_score_model:  # with the gradient, until the backward pass ends
@@ -214,7 +224,7 @@ def estimate_memory(options: MemoryCommand, stage: str = "ppo") -> Memory:
         sampled = options.generation_batch_size or rows_of_process
         if options.num_processes > 1:
             sampled = min(sampled, rows_of_process)
-        generation = merged_bytes(base, options) + 2 * layer + outside
+        generation = merged_bytes(base, options) + 2 * layer + outside  # this layer and the next
         generation += generation_bytes(base, sampled, longest, adapters_by_peft)
     return Memory(
         weights=weights,

@@ -57,9 +57,12 @@ class BubblewrapExecutor(Executor):
         """Run a program with the inputs of these tests in a sandbox that leaves nothing.
 
         Return its report, and whether its time was up before it ended; the file `errors` takes what bwrap has to say.
-        Limits are set before bwrap starts, so they hold for every process inside, and for the file of the report.
+        The report is what the sandbox writes to standard output, a file here (`_read` says what stands in it). Limits
+        are set before bwrap starts, so they hold for every process inside, and for the size of the report.
         """
-        # 1. What the sandbox reads on standard input: the program, the function to call if any, and the inputs.
+        # 1. What the sandbox reads on standard input: the program, the function to call if any (all tests of a program
+        #    call the same), the inputs, and how outputs are written. It cannot see the expected outputs. Version 2 of
+        #    the format is read by every Python 3, since the sandbox may have another one.
         inputs = [test.input for test in tests]
         task = marshal.dumps((program, tests[0].call, inputs, ENCODE), 2)
 
@@ -67,17 +70,19 @@ class BubblewrapExecutor(Executor):
         limits = {
             "as": self.memory_mb * 2**20,  # address space
             "cpu": math.ceil(self.seconds) + 1,
-            "fsize": OUTPUT_BYTES,
-            "nofile": 64,
-            "core": 0,
+            "fsize": OUTPUT_BYTES,  # of each file
+            "nofile": 64,  # open files
+            "core": 0,  # no file with the memory of a program that crashed
         }
         limiter = ["prlimit", *(f"--{name}={value}" for name, value in limits.items())]
 
-        out, into = os.pipe()  # bwrap writes to it which process is the first inside
+        # bwrap writes into this pipe which process is the first inside.
+        read_end, write_end = os.pipe()
         is_late = False
-        with open(out, "rb", buffering=0) as info, tempfile.TemporaryFile() as file:
-            # 3. Files that bwrap inherits open, by the words that stand for their numbers in its command.
-            inherited = {"INFO": into, "FILTER": _holds(rules(platform.machine()))}
+        with open(read_end, "rb", buffering=0) as info, tempfile.TemporaryFile() as report:
+            # 3. Files that bwrap inherits open. Its command names each by a word, in whose place the file's number is
+            #    put: where to write about the first process, the filter of system calls, and empty files.
+            inherited = {"INFO": write_end, "FILTER": _holds(rules(platform.machine()))}
             for name in FILES:
                 inherited[name] = _holds(b"")
             words = [*limiter, *(str(inherited.get(word, word)) for word in self.command)]
@@ -85,15 +90,15 @@ class BubblewrapExecutor(Executor):
                 process = subprocess.Popen(
                     words,
                     stdin=subprocess.PIPE,
-                    stdout=file,
+                    stdout=report,
                     stderr=errors,
                     pass_fds=tuple(inherited.values()),
                     cwd="/",
                     env={},
-                    start_new_session=True,
+                    start_new_session=True,  # an interrupt from the keyboard reaches this process alone
                 )
             finally:
-                for number in inherited.values():
+                for number in inherited.values():  # bwrap has its own by now
                     os.close(number)
 
             # 4. Wait, and end whatever is left in the sandbox, also after an interrupt.
@@ -104,8 +109,8 @@ class BubblewrapExecutor(Executor):
                     is_late = True
                 finally:
                     _end(process, info)
-            file.seek(0)
-            return file.read(OUTPUT_BYTES), is_late
+            report.seek(0)
+            return report.read(OUTPUT_BYTES), is_late
 
 
 def _read(report: bytes, late: bool, count: int) -> list[Result]:

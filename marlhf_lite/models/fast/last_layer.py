@@ -59,7 +59,10 @@ def last_states(
     aligned = tokens.gather(1, (columns[:longest] + starts[:, None]).clamp(max=width - 1))
     skips_columns = first_read > 0
     last_layer = backbone.layers[-1]
-    with _last_layer_at(last_layer, longest - first_read) if skips_columns else nullcontext():
+    columns_of_last_layer = nullcontext()
+    if skips_columns:
+        columns_of_last_layer = _runs_at_last_positions_alone(last_layer, longest - first_read)
+    with columns_of_last_layer:
         # Layers that are computed again in the backward pass take no cache.
         cache = None if backbone.gradient_checkpointing else _KeysAndValuesBefore()
         output = backbone(input_ids=aligned, past_key_values=cache, use_cache=False)
@@ -79,7 +82,7 @@ def _largest_of_each(*tensors: Tensor) -> list[int]:
 
 
 def has_plain_last_layer(backbone: nn.Module) -> bool:
-    """Return whether `_last_layer_at` can run this model's last layer at its last positions alone.
+    """Return whether this model's last layer can run at its last positions alone, as this module does it.
 
     It can for the families that it knows, with the classes of transformers and a `forward` that nobody replaced.
     """
@@ -110,11 +113,12 @@ class _KeysAndValuesBefore(Cache):
 
 
 @contextmanager
-def _last_layer_at(layer: nn.Module, kept: int) -> Iterator[None]:
-    """Inside this block the layer returns its states [B, kept, H] at the last `kept` positions.
+def _runs_at_last_positions_alone(layer: nn.Module, kept: int) -> Iterator[None]:
+    """Inside this block a model's last layer returns its states [B, kept, H] at the last `kept` positions alone.
 
-    Of the positions before it computes only keys and values, which the kept ones attend to. Checkpointing leaves the
-    layer out: the backward pass begins with it, so nothing else is kept while it would be recomputed.
+    Of the positions before them it computes only keys and values, which the kept ones attend to. Gradient checkpointing
+    leaves the layer out, at no cost in memory: the backward pass begins with it, and what it has kept is free again
+    before another layer is computed a second time.
     """
     plain_forward = layer.forward
     recomputes = layer.gradient_checkpointing
@@ -128,8 +132,8 @@ def _last_layer_at(layer: nn.Module, kept: int) -> Iterator[None]:
     ) -> Tensor:
         """Return the layer's states [B, kept, H] at the last `kept` positions of `hidden` [B, T, H].
 
-        Stands in the place of the layer's own `plain_forward`. The model always passes positions; the defaults are
-        those of the method that it replaces.
+        Stands in the place of the layer's own `plain_forward`. The model always passes positions, as cosines and sines
+        [1 or B, T, head_dim] in `position_embeddings`; the defaults are those of the method that it replaces.
         """
         rows, length = hidden.shape[:2]
         skip = length - kept
@@ -163,10 +167,10 @@ def _last_layer_at(layer: nn.Module, kept: int) -> Iterator[None]:
             **other_arguments,
         )
 
-    layer.forward = forward
+    layer.forward = forward  # an attribute of this one layer, which hides the method of its class
     layer.gradient_checkpointing = False
     try:
         yield
     finally:
-        del layer.forward
+        del layer.forward  # the method is found again
         layer.gradient_checkpointing = recomputes
