@@ -43,6 +43,8 @@ The program was tried on 64 answers with another seed. Parts are kept in `--fold
 its last part.
 """
 
+from functools import partial
+
 import torch
 from accelerate import Accelerator
 from cells import Cells, arguments
@@ -171,27 +173,21 @@ class TwoHalves:
                 rollouts.append(rollout)
                 slope.append(self.slopes(which, number, direction))
                 name = f"values-{which}-{number:02}"
-                values.append(
-                    self.of.kept(name, lambda r=rollout, critic=critic: token_values(critic, r))
-                )
-        advantages = {}
-        projections = {}
+                values.append(self.of.kept(name, partial(token_values, critic, rollout)))
+        advantages = {name: [] for name in ESTIMATORS}
+        projections = {name: [] for name in ESTIMATORS}
         for name, how in ESTIMATORS.items():
-            advantages[name] = [
-                token_advantages(rollout, v, **how)
-                for rollout, v in zip(rollouts, values, strict=True)
-            ]
-            by_answer = [
-                (a.double() * d * r.mask).sum(1)
-                for a, d, r in zip(advantages[name], slope, rollouts, strict=True)
-            ]
-            projections[name] = torch.cat(by_answer).tolist()
+            for rollout, v, d in zip(rollouts, values, slope, strict=True):
+                a = token_advantages(rollout, v, **how)
+                advantages[name].append(a)
+                projections[name] += (a.double() * d * rollout.mask).sum(1).tolist()
         whole = concatenate(rollouts, self.of.tokenizer.pad_token_id)
         scores = torch.cat([rollout.scores for rollout in rollouts])
-        v, d, ours, fitted = (
-            padded_to_one_width(parts, whole.mask.shape[1])
-            for parts in (values, slope, advantages["L"], advantages["fitted"])
-        )
+        width = whole.mask.shape[1]
+        v = padded_to_one_width(values, width)
+        d = padded_to_one_width(slope, width)
+        ours = padded_to_one_width(advantages["L"], width)
+        fitted = padded_to_one_width(advantages["fitted"], width)
         response = critic_response(v, d, whole.mask, LAGS)
         found = {
             "projections": projections,

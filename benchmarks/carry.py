@@ -6,7 +6,8 @@ lacks (two TRLs: ours needs the newer one), and `run.sh`, which takes the option
     python benchmarks/carry.py            # here
     sh build/gpu/run.sh --rows 0-3,5,4    # there; its log and its record are in $OUT, or in build/gpu/found
 
-A later call goes on after the log in build/gpu/found. Of bitsandbytes only the library for `--cuda` is kept.
+A later call of run.sh goes on after the log in build/gpu/found. Of bitsandbytes only the library for `--cuda` is kept,
+because those of all other CUDAs together are larger than the rest.
 """
 
 import argparse
@@ -17,16 +18,16 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDER = ROOT / "build" / "gpu"
-TREE = [
+TRACKED = [
     "marlhf_lite",
     "marlhf_lab",
     "benchmarks",
     "tests/test_on_card.py",
     "tests/conftest.py",
     "tests/small_runs.py",
+    "data/tiny-gemma",
+    "pyproject.toml",
 ]
-TREE += ["data/tiny-gemma", "pyproject.toml"]
 # Versions of constraints.txt; what these need besides is what a machine with torch and transformers has.
 PINNED = [
     "accelerate",
@@ -37,9 +38,14 @@ PINNED = [
     "nltk",
     "peft",
     "pydantic-monty",
+    "pydantic-monty-client",
+    "pydantic-monty-runtime",
+    "transformers",
+    "trl",
+    "xxhash",
 ]
-PINNED += ["pydantic-monty-client", "pydantic-monty-runtime", "transformers", "trl", "xxhash"]
 UNPINNED = ["liger-kernel>=0.8,<1", "bitsandbytes>=0.46,<1"]
+TRL_WITH_PPO = "trl==1.12.0"
 LIMIT_MIB = 64
 RUN = """\
 # Unpacks the wheels once, and measures: options are those of gpu.py.
@@ -64,16 +70,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--cuda", default="130", help="CUDA of its torch, as bitsandbytes writes it"
     )
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / "build" / "gpu", help="made anew by each call"
+    )
     return parser.parse_args()
 
 
-def copy_tree() -> None:
-    """Copy tracked files, so that nothing else is weighed."""
-    for name in git("ls-files", *TREE).splitlines():
-        target = FOLDER / "tree" / name
+def copy_tracked_files(folder: Path) -> None:
+    """Copy what git tracks of `TRACKED`, and nothing else, since every byte is weighed; and the name of the commit."""
+    for name in git("ls-files", *TRACKED).splitlines():
+        target = folder / "tree" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, target)
-    (FOLDER / "commit").write_text(git("rev-parse", "HEAD"), encoding="utf-8")
+    (folder / "commit").write_text(git("rev-parse", "HEAD"), encoding="utf-8")
 
 
 def git(*words: str) -> str:
@@ -82,19 +91,13 @@ def git(*words: str) -> str:
     ).stdout.strip()
 
 
-def download(args: argparse.Namespace, folder: str, *wanted: str) -> None:
+def download(python: str, folder: Path, *wanted: str) -> None:
+    """Download wheels for that Python on Linux, which may differ from the Python and the system of this machine."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    pip += [
-        "--python-version",
-        args.python,
-        "--implementation",
-        "cp",
-        "--dest",
-        str(FOLDER / folder),
-    ]
-    for version in ("2_28", "2_24", "2_17"):
-        pip += ["--platform", f"manylinux_{version}_x86_64"]
-    pip += ["--platform", "manylinux2014_x86_64"]
+    pip += [f"--python-version={python}", "--implementation=cp", f"--dest={folder}"]
+    # pip takes no wheel for an older glibc unless that one is named, too.
+    for platform in ("manylinux_2_28", "manylinux_2_24", "manylinux_2_17", "manylinux2014"):
+        pip.append(f"--platform={platform}_x86_64")
     if subprocess.run([*pip, *wanted], check=False).returncode:
         raise SystemExit(
             f"{', '.join(wanted)}: could not be downloaded: see above, fix it and start again"
@@ -102,37 +105,42 @@ def download(args: argparse.Namespace, folder: str, *wanted: str) -> None:
 
 
 def keep_one_cuda(wheel: Path, cuda: str) -> None:
-    """Write the wheel again without the libraries of other CUDAs and other makers."""
+    """Write the wheel of bitsandbytes again without its libraries for other CUDAs and for cards of other makers."""
     whole = wheel.rename(wheel.with_suffix(".whole"))
     with zipfile.ZipFile(whole) as old, zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as new:
         for item in old.infolist():
-            library = item.filename.endswith(".so")
-            if not library or item.filename.endswith((f"_cuda{cuda}.so", "_cpu.so")):
+            is_library = item.filename.endswith(".so")
+            is_wanted = item.filename.endswith((f"_cuda{cuda}.so", "_cpu.so"))
+            if is_wanted or not is_library:
                 new.writestr(item, old.read(item))
     whole.unlink()
 
 
 def main() -> int:
+    """Fill the folder anew; 1 if it is too heavy to be carried."""
     args = arguments()
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    copy_tree()
+    shutil.rmtree(args.folder, ignore_errors=True)
+    copy_tracked_files(args.folder)
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = [line for line in lines if line.partition("==")[0] in PINNED]
-    download(args, "wheels", *pins, *UNPINNED)
-    download(args, "trl", "trl==1.12.0")
-    (bits,) = (FOLDER / "wheels").glob("bitsandbytes-*.whl")
-    keep_one_cuda(bits, args.cuda)
-    (FOLDER / "run.sh").write_text(RUN, encoding="utf-8")
-    sizes = {part.name: weight(part) for part in sorted(FOLDER.iterdir())}
+    wheels = args.folder / "wheels"
+    download(args.python, wheels, *pins, *UNPINNED)
+    # A folder of its own, because it must not stand beside the newer one on the path.
+    download(args.python, args.folder / "trl", TRL_WITH_PPO)
+    (bitsandbytes,) = wheels.glob("bitsandbytes-*.whl")
+    keep_one_cuda(bitsandbytes, args.cuda)
+    (args.folder / "run.sh").write_text(RUN, encoding="utf-8")
+    sizes = {part.name: mib_of(part) for part in sorted(args.folder.iterdir())}
     for name, size in sizes.items():
         print(f"{size:6.1f} MiB {name}")
     total = sum(sizes.values())
-    print(f"{total:6.1f} MiB in {FOLDER.relative_to(ROOT)}, of {LIMIT_MIB} at most")
+    print(f"{total:6.1f} MiB in {args.folder}, of {LIMIT_MIB} at most")
     return int(total > LIMIT_MIB)
 
 
-def weight(path: Path) -> float:
-    files = [path, *path.rglob("*")] if path.is_dir() else [path]
+def mib_of(path: Path) -> float:
+    """Return the MiB of a file, or of all files in a folder."""
+    files = [path, *path.rglob("*")]
     return sum(file.stat().st_size for file in files if file.is_file()) / 2**20
 
 

@@ -32,11 +32,8 @@ class Cells:
     def __init__(self, path: Path, args: argparse.Namespace):
         self.path = path
         self.cells = {}
-        self.options = json.loads(
-            json.dumps(
-                {k: v for k, v in vars(args).items() if k not in ("out", "figure")}, default=str
-            )
-        )
+        options = {name: x for name, x in vars(args).items() if name not in ("out", "figure")}
+        self.options = json.loads(json.dumps(options, default=str))  # as they are read from a file
         old = self._old()
         if old.get("complete") is False and old.get("options") == self.options:
             self.cells = old["cells"]

@@ -18,6 +18,7 @@ JSON; everything is one seed.
 
 import argparse
 from itertools import islice
+from pathlib import Path
 
 import torch
 from accelerate import Accelerator
@@ -27,13 +28,26 @@ from tqdm import tqdm
 from marlhf_lab.credit.credit import token_values
 from marlhf_lab.studies.results import rounded
 from marlhf_lite.config.options import ModelConfig
-from marlhf_lite.models.actor_critic import ScalarHeadModel, position_ids, trainable, unwrap_peft
+from marlhf_lite.models.actor_critic import (
+    PPOModels,
+    ScalarHeadModel,
+    position_ids,
+    trainable,
+    unwrap_peft,
+)
 from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.models.loading import build_models, load_base, load_score_model, load_tokenizer
 from marlhf_lite.tasks.loading import load_task
+from marlhf_lite.tasks.splits import Task
 from marlhf_lite.training.critic_metrics import diagnose_critic
 from marlhf_lite.training.rewards import ModelReward
-from marlhf_lite.training.rollout import Sampling, generate, generate_in_batches, prompt_stream
+from marlhf_lite.training.rollout import (
+    Rollout,
+    Sampling,
+    generate,
+    generate_in_batches,
+    prompt_stream,
+)
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import environment
 
@@ -55,19 +69,24 @@ def main() -> None:
     parser.add_argument("--held_out", type=int, default=256, help="responses that are explained")
     parser.add_argument("--epochs", type=int, default=1, help="passes of the fitted critic")
     parser.add_argument("--seed", type=int, default=100)
+    parser.add_argument("--out", type=Path, default=RESULTS / "benchmark_critic.json")
     args = parser.parse_args()
-    sft, rm, rm_all = (
-        resolve_adapter_dir(*x) for x in (("sft", args.sft), ("rm", args.rm), ("rm", args.rm_all))
-    )
+
+    # 1. Models, responses and their two final scores.
+    sft = resolve_adapter_dir("sft", args.sft)
+    rm = resolve_adapter_dir("rm", args.rm)
+    rm_all = resolve_adapter_dir("rm", args.rm_all)
     base = load_base(ModelConfig())
     tokenizer = load_tokenizer("tiny-gemma")
     task = load_task("tiny-tldr")
     models = build_models(base, sft, rm, "sft")
-    rollout = sample(models, tokenizer, task, args)
-    scores = {
+    rollout = sample_responses(models, tokenizer, task, args.fit + args.held_out, args.seed)
+    final_scores = {
         "RM score": ModelReward(models.reward)(rollout),
-        "gold score": torch.tensor(gold(task, rollout)),
+        "gold score": torch.tensor(task.gold(rollout.prompts, rollout.responses)),
     }
+
+    # 2. What explains them: the text, frozen states, reward models, and critics that learn.
     found = {
         "seed": args.seed,
         "fit": args.fit,
@@ -76,68 +95,71 @@ def main() -> None:
         "rows": [],
     }
     states = hidden_states(unwrap_peft(models.policy.model).base_model, rollout)
-    rewards = {
+    reward_models = {
         "RM": models.reward,
         "RM on all tokens": ScalarHeadModel(load_score_model(base, rm_all)),
     }
-    for name, y in scores.items():
-        rows = {"truth": truth(task, tokenizer, rollout, y, args)}
-        rows["readout of SFT"] = measure(readout(states, y, rollout, args.fit), y, rollout, args)
-        rows |= {
-            f"{x} itself": measure(token_values(model, rollout), y, rollout, args)
-            for x, model in rewards.items()
-        }
-        for x, start in {"SFT": None, "RM on all tokens": rm_all}.items():
+    for target, y in final_scores.items():
+        rows = {"truth": explained_by_gold_score_so_far(task, tokenizer, rollout, y, args.fit)}
+        values = read_out_of_states(states, y, rollout, args.fit)
+        rows["readout of SFT"] = metrics_on_held_out(values, y, rollout, args.fit)
+        for name, model in reward_models.items():
+            values = token_values(model, rollout)
+            rows[f"{name} itself"] = metrics_on_held_out(values, y, rollout, args.fit)
+        for name, start in {"SFT": None, "RM on all tokens": rm_all}.items():
             critic = build_models(base, sft, start).critic
-            fit(critic, y, rollout, args)
-            rows[f"fitted from {x}"] = measure(token_values(critic, rollout), y, rollout, args)
-        found["rows"] += [{"target": name, "critic": x} | row for x, row in rows.items()]
-        write_json(RESULTS / "benchmark_critic.json", rounded(found))
-        for x, row in rows.items():
-            print(f"{name:<10} {x:<29}", *(f"{value:6.3f}" for value in row.values()), flush=True)
+            fit_critic(critic, y, rollout, args.fit, args.epochs)
+            values = token_values(critic, rollout)
+            rows[f"fitted from {name}"] = metrics_on_held_out(values, y, rollout, args.fit)
+        found["rows"] += [{"target": target, "critic": name} | row for name, row in rows.items()]
+        write_json(args.out, rounded(found))
+        for name, row in rows.items():
+            numbers = [f"{value:6.3f}" for value in row.values()]
+            print(f"{target:<10} {name:<29}", *numbers, flush=True)
 
 
-def sample(models, tokenizer, task, args):
-    torch.manual_seed(args.seed)
-    prompts = list(
-        islice(prompt_stream(task.splits["ppo"]["prompt"], args.seed), args.fit + args.held_out)
-    )
+def sample_responses(models: PPOModels, tokenizer, task: Task, count: int, seed: int) -> Rollout:
+    """Sample responses of the SFT model to training prompts. The first ones are those that are fitted to."""
+    torch.manual_seed(seed)
+    prompts = list(islice(prompt_stream(task.splits["ppo"]["prompt"], seed), count))
     models.policy.eval()
-    return generate_in_batches(
+    rollout, _ = generate_in_batches(
         generate, 256, models.policy.model, tokenizer, prompts, Sampling(96)
-    )[0]
+    )
+    return rollout
 
 
-def gold(task, rollout) -> list[float]:
-    return task.gold(rollout.prompts, rollout.responses)
+def metrics_on_held_out(values, y, rollout: Rollout, fitted: int) -> dict[str, float]:
+    """Metrics of values [B, T] on all but the first `fitted` responses, as PPO records them."""
+    held_out = slice(fitted, None)
+    mask = rollout.mask[held_out]
+    return diagnose_critic(values[held_out], y[held_out], mask, Accelerator())
 
 
-def measure(values, y, rollout, args) -> dict[str, float]:
-    """Metrics of values [B, T] on the held-out responses, as PPO records them."""
-    some = slice(args.fit, None)
-    return diagnose_critic(values[some], y[some], rollout.mask[some], Accelerator())
-
-
-def truth(task, tokenizer, rollout, y, args) -> dict[str, float]:
+def explained_by_gold_score_so_far(
+    task: Task, tokenizer, rollout: Rollout, y, fitted: int
+) -> dict[str, float]:
     """Explained variance of the final score by the gold score so far, at four places; and their mean."""
     explained = []
     for place in PLACES:
-        ids = [
-            row[: int(place * n)]
-            for row, n in zip(rollout.response_ids.tolist(), rollout.lengths.tolist())
-        ]
-        so_far = torch.tensor(
-            task.gold(rollout.prompts, tokenizer.batch_decode(ids, skip_special_tokens=True))
-        )
-        line = solve(so_far[:, None], y, slice(0, args.fit), 0.0)
-        errors = (y - line)[args.fit :]
-        explained.append(float(1 - errors.var() / y[args.fit :].var()))
-    names = ["score_explained_variance", *(f"score_explained_variance_q{q}" for q in (1, 2, 3, 4))]
-    return dict(zip(names, [sum(explained) / 4, *explained]))
+        beginnings = []
+        for ids, length in zip(
+            rollout.response_ids.tolist(), rollout.lengths.tolist(), strict=True
+        ):
+            beginnings.append(ids[: int(place * length)])
+        texts = tokenizer.batch_decode(beginnings, skip_special_tokens=True)
+        so_far = torch.tensor(task.gold(rollout.prompts, texts))
+        line = least_squares(so_far[:, None], y, fitted, ridge=0.0)
+        errors = (y - line)[fitted:]
+        explained.append(float(1 - errors.var() / y[fitted:].var()))
+    found = {"score_explained_variance": sum(explained) / len(explained)}
+    for quarter, share in enumerate(explained, start=1):
+        found[f"score_explained_variance_q{quarter}"] = share
+    return found
 
 
 @torch.no_grad()
-def hidden_states(backbone, rollout) -> torch.Tensor:
+def hidden_states(backbone, rollout: Rollout) -> torch.Tensor:
     """The states of all layers before each response token: [B, T, layers · D], 0 on padding."""
     parts = []
     for rows in tqdm(torch.arange(len(rollout)).split(64), desc="states"):
@@ -150,37 +172,37 @@ def hidden_states(backbone, rollout) -> torch.Tensor:
         inputs["position_ids"] = position_ids(part.attention_mask)
         layers = backbone(**inputs, output_hidden_states=True).hidden_states[1:]
         states = torch.cat([x[:, part.prompt_width - 1 : -1] for x in layers], dim=2)
-        parts.append(
-            torch.nn.functional.pad(
-                states, (0, 0, 0, rollout.mask.shape[1] - states.shape[1])
-            ).half()
-        )
+        missing = rollout.mask.shape[1] - states.shape[1]
+        # 16 bits, because the states of all layers at all tokens are large
+        parts.append(torch.nn.functional.pad(states, (0, 0, 0, missing)).half())
     return torch.cat(parts)
 
 
-def readout(states, y, rollout, count: int) -> torch.Tensor:
-    """Values [B, T] by ridge regression of the final score on states, fitted to the first `count` responses."""
+def read_out_of_states(states, y, rollout: Rollout, fitted: int) -> torch.Tensor:
+    """Values [B, T] by ridge regression of the final score on states, fitted to the first `fitted` responses."""
     values = torch.zeros(rollout.mask.shape)
     mask = rollout.mask
-    fitted = int(mask[:count].sum())
-    values[mask] = solve(
-        states[mask].float(), y[:, None].expand_as(mask)[mask], slice(0, fitted), RIDGE
-    )
+    score_of_each_token = y[:, None].expand_as(mask)[mask]
+    fitted_tokens = int(mask[:fitted].sum())
+    values[mask] = least_squares(states[mask].float(), score_of_each_token, fitted_tokens, RIDGE)
     return values
 
 
-def solve(x, y, some: slice, ridge: float) -> torch.Tensor:
-    """Least squares with a constant, fitted to the rows `some`; predictions for all."""
+def least_squares(x, y, fitted: int, ridge: float) -> torch.Tensor:
+    """Predictions [N] of y from x [N, D] and a constant, by least squares that are fitted to the first rows."""
     x = torch.cat([x, torch.ones(len(x), 1)], dim=1).double()
-    gram = x[some].T @ x[some] + ridge * torch.eye(x.shape[1], dtype=torch.double)
-    return (x @ torch.linalg.solve(gram, x[some].T @ y[some].double())).float()
+    seen = x[:fitted]
+    gram = seen.T @ seen + ridge * torch.eye(x.shape[1], dtype=torch.double)
+    return (x @ torch.linalg.solve(gram, seen.T @ y[:fitted].double())).float()
 
 
-def fit(critic, y, rollout, args) -> None:
-    """Train the critic on the final scores of the first `args.fit` responses, at every token."""
+def fit_critic(critic, y, rollout: Rollout, fitted: int, epochs: int) -> None:
+    """Train the critic on the final scores of the first `fitted` responses, at every token."""
     parameters = trainable(critic)
     optimizer = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.0)
-    batches = [rows for _ in range(args.epochs) for rows in torch.randperm(args.fit).split(BATCH)]
+    batches: list[torch.Tensor] = []  # row numbers
+    for _ in range(epochs):
+        batches += torch.randperm(fitted).split(BATCH)
     for step, rows in enumerate(tqdm(batches, desc="fit")):
         optimizer.param_groups[0]["lr"] = RATE * min(1, (step + 1) / 5)
         part = rollout.select(rows).trim()

@@ -6,6 +6,7 @@ The policy does not move in these steps. The library's trainer has no such optio
 
     python benchmarks/critic_replay.py --folder runs/critic_replay
 
+`--study` may name another protocol, such as one of seconds; of its methods only `as in summaries` runs, with a replay.
 Writes JSON, seed by seed; an interrupted table goes on where it stopped.
 """
 
@@ -14,17 +15,16 @@ import os
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Mapping
 from pathlib import Path
+from unittest import mock
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
 from cells import RESULTS, Cells
 
-from marlhf_lab.studies.former import with_todays_names
 from marlhf_lab.studies.results import EXPLAINED, t_interval
-from marlhf_lab.studies.study import load_study
+from marlhf_lab.studies.study import Study, load_study, plan
 from marlhf_lite import cli, macro
 from marlhf_lite.experiments import pipeline
 from marlhf_lite.training.experience import Batch
@@ -32,6 +32,7 @@ from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.utils.run_folder import RunFolder
 
 KEPT = 4  # rollouts, the newest included
+METHOD = "as in summaries"  # of the study: its options are those of the runs here
 
 
 class ReplayTrainer(PPOTrainer):
@@ -67,29 +68,25 @@ class ReplayTrainer(PPOTrainer):
         self.optimizer.zero_grad(set_to_none=True)
 
 
-def run_seed(folder: Path, seed: int, shared: Mapping) -> dict:
+def run_seed(folder: Path, seed: int, study: Study) -> dict:
     """SFT, reward model and PPO with a replay; the critic's explained variance of the score, update by update."""
-    models = folder / f"models-{seed}"
-    place = folder / f"replay-{seed}"
-    sft = models / "sft"
-    rm = models / "rm"
-    marlhf("sft", seed=seed, output_dir=sft)
-    marlhf("rm", seed=seed, sft=sft, output_dir=rm, rm_loss=shared["rm_loss"])
-    of_ppo = {
-        name: value for name, value in shared.items() if name not in ("rm_loss", "eval_prompts")
-    }
-    options = with_todays_names(of_ppo)  # the protocol has the names of its day
-    pipeline.PPOTrainer = ReplayTrainer
-    marlhf("ppo", seed=seed, n=1, sft=sft, rm=rm, output_dir=place, **options)
-    curve = [row[EXPLAINED] for row in RunFolder.open(place / "ppo").metrics()]
-    learning = curve[shared["critic_warmup"] :]
-    return {"curve": curve, "mean": sum(learning) / len(learning)}
+    (run,) = plan(study, [seed], only=[METHOD])
+    sft = folder / f"models-{seed}" / "sft"
+    rm = folder / f"models-{seed}" / "rm"
+    replay = folder / f"replay-{seed}"
+    marlhf("sft", run.words["sft"], output_dir=sft)
+    marlhf("rm", [*run.words["rm"], f"--sft={sft}"], output_dir=rm)
+    with mock.patch.object(pipeline, "PPOTrainer", ReplayTrainer):
+        marlhf("ppo", [*run.words["ppo"], f"--sft={sft}", f"--rm={rm}"], output_dir=replay)
+    curve = [row[EXPLAINED] for row in RunFolder.open(replay / "ppo").metrics()]
+    while_the_policy_moves = curve[run.options["critic_warmup"] :]
+    return {"curve": curve, "mean": sum(while_the_policy_moves) / len(while_the_policy_moves)}
 
 
-def marlhf(command: str, **options) -> None:
-    """One command of the library, in this process."""
-    shutil.rmtree(options["output_dir"], ignore_errors=True)
-    if cli.main([command, *(f"--{name}={value}" for name, value in options.items())]):
+def marlhf(command: str, words: list[str], output_dir: Path) -> None:
+    """One command of the library, in this process; what an interrupted call has left in its folder goes."""
+    shutil.rmtree(output_dir, ignore_errors=True)
+    if cli.main([command, *words, f"--output_dir={output_dir}"]):
         raise SystemExit(f"marlhf {command} failed")
 
 
@@ -100,14 +97,15 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, default=Path(tempfile.gettempdir()) / "critic_replay", help="of runs"
     )
+    parser.add_argument("--study", default="critic_tries", help="name or YAML file of the protocol")
     parser.add_argument("--out", type=Path, default=RESULTS / "benchmark_critic_replay.json")
     args = parser.parse_args()
-    study = load_study("critic_tries")
+    study = load_study(args.study)
     cells = Cells(args.out, args)
-    means = [
-        cells.measure(f"seed {x}", run_seed, args.folder, x, study.shared)["mean"]
-        for x in study.seeds
-    ]
+    means = []
+    for seed in study.seeds:
+        found = cells.measure(f"seed {seed}", run_seed, args.folder, seed, study)
+        means.append(found["mean"])
     cells.finish(interval=t_interval(means))
     print(means, t_interval(means))
 

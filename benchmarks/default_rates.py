@@ -64,10 +64,10 @@ class Grid:
         self.tokenizer = load_tokenizer(options.model)
         self.base = load_base(options)
         parts = load_task(str(data)).splits
-        short = {
-            name: drop_long_prompts(parts[name], self.tokenizer, LENGTHS.max_prompt_length)[0]
-            for name in parts
-        }
+        short = {}
+        for name, rows in parts.items():
+            short[name], _ = drop_long_prompts(rows, self.tokenizer, LENGTHS.max_prompt_length)
+        # SFT takes the prompts of PPO: both have all rows that are not held out.
         self.rows = {"sft": short["ppo"].select(range(ROWS)), "rm": short["rm"].select(range(ROWS))}
         self.test = short["test"].select(range(min(HELD_OUT, len(short["test"]))))
         self.training = TrainerConfig(per_device_train_batch_size=PASS)
@@ -82,10 +82,8 @@ class Grid:
         train_sft(
             model, self.tokenizer, self.rows["sft"], config, LENGTHS, output, SEED, self.training
         )
-        return {
-            "loss": response_loss(model, self.held_out("chosen")),
-            "seconds": time.time() - begin,
-        }
+        loss = response_loss(model, self.held_out("chosen"))
+        return {"loss": loss, "seconds": time.time() - begin}
 
     def rm(self, rate: float, sft_rate: float) -> dict:
         """One run of the reward model."""
@@ -113,7 +111,8 @@ def response_loss(model, rollout: Rollout) -> float:
     total = 0.0
     for rows in torch.arange(len(rollout)).split(PASS):
         part = rollout.select(rows).trim()
-        logprobs, _ = policy(part.tokens, part.attention_mask, part.mask.shape[1])
+        response_width = part.mask.shape[1]
+        logprobs, _ = policy(part.tokens, part.attention_mask, response_width)
         total -= (logprobs * part.mask).sum().item()
     return total / rollout.mask.sum().item()
 
@@ -122,16 +121,15 @@ def pair_loss(model, chosen: Rollout, rejected: Rollout) -> dict:
     """Bradley-Terry loss of a reward model, in nats a pair, and the share of pairs ranked right; a tie is half."""
     reward = ModelReward(ScalarHeadModel(model), PASS)
     margins = reward(chosen) - reward(rejected)
-    return {
-        "loss": softplus(-margins).mean().item(),
-        "accuracy": (torch.sign(margins) / 2 + 0.5).mean().item(),
-    }
+    ranked_right = torch.sign(margins) / 2 + 0.5  # 1, 0, and 0.5 for a tie
+    return {"loss": softplus(-margins).mean().item(), "accuracy": ranked_right.mean().item()}
 
 
 def choose(cells: dict[str, dict], stage: str, rates: Sequence[float]) -> float:
     """The smallest rate whose held-out loss is within `NEAR` of the best."""
     losses = {rate: cells[f"{stage} {rate}"]["loss"] for rate in rates}
-    return min(rate for rate, loss in losses.items() if loss <= min(losses.values()) + NEAR)
+    best = min(losses.values())
+    return min(rate for rate, loss in losses.items() if loss <= best + NEAR)
 
 
 def main() -> None:
@@ -141,13 +139,14 @@ def main() -> None:
     cells = Cells(args.out, args)
     grid = Grid(ModelConfig(model=args.model), args.data, args.folder)
     for rate in SFT_RATES:
-        print("sft", rate, cells.measure(f"sft {rate}", grid.sft, rate), flush=True)
+        found = cells.measure(f"sft {rate}", grid.sft, rate)
+        print("sft", rate, found, flush=True)
     sft_rate = choose(cells.cells, "sft", SFT_RATES)
     for rate in RM_RATES:
-        print("rm", rate, cells.measure(f"rm {rate}", grid.rm, rate, sft_rate), flush=True)
-    cells.finish(
-        chosen={"sft": sft_rate, "rm": choose(cells.cells, "rm", RM_RATES)}, held_out=len(grid.test)
-    )
+        found = cells.measure(f"rm {rate}", grid.rm, rate, sft_rate)
+        print("rm", rate, found, flush=True)
+    chosen = {"sft": sft_rate, "rm": choose(cells.cells, "rm", RM_RATES)}
+    cells.finish(chosen=chosen, held_out=len(grid.test))
 
 
 if __name__ == "__main__":

@@ -140,12 +140,14 @@ def card(bench: Bench) -> dict:
     """Return what this device is, and its best rates of a large copy and a large product."""
     cuda = bench.device.type == "cuda"
     width = 512 if bench.args.tiny else 8192
-    a, b = (torch.randn(width, width, device=bench.device).bfloat16() for _ in range(2))
-    big = torch.empty(
-        width * width * (16 if cuda else 1), dtype=torch.bfloat16, device=bench.device
-    )
+    a = torch.randn(width, width, device=bench.device).bfloat16()
+    b = torch.randn(width, width, device=bench.device).bfloat16()
+    size = width * width
+    if cuda:  # larger than any cache of the card
+        size = 16 * size
+    big = torch.empty(size, dtype=torch.bfloat16, device=bench.device)
 
-    def best(work: Callable) -> float:
+    def best_seconds(work: Callable) -> float:
         spent = []
         for _ in range(5):
             start = bench.wait()
@@ -153,21 +155,24 @@ def card(bench: Bench) -> dict:
             spent.append(bench.wait() - start)
         return min(spent)
 
-    found = {
-        "environment": environment()
-        | ({"git_commit": bench.args.commit} if bench.args.commit else {})
+    versions = environment()
+    if bench.args.commit:
+        versions["git_commit"] = bench.args.commit
+    device = {"name": "CPU", "threads": torch.get_num_threads()}
+    if cuda:
+        properties = torch.cuda.get_device_properties(0)
+        device = {
+            "name": properties.name,
+            "gib": properties.total_memory / GIB,
+            "cuda": torch.version.cuda,
+            "capability": f"{properties.major}.{properties.minor}",
+        }
+    return {
+        "device": device,
+        "environment": versions,
+        "product_tflops": 2 * width**3 / best_seconds(lambda: a @ b) / 1e12,
+        "copy_gb_per_second": 2 * big.nbytes / best_seconds(big.clone) / 1e9,  # read and written
     }
-    found |= {"product_tflops": 2 * width**3 / best(lambda: a @ b) / 1e12}
-    found |= {"copy_gb_per_second": 2 * big.nbytes / best(big.clone) / 1e9}
-    if not cuda:
-        return {"device": {"name": "CPU", "threads": torch.get_num_threads()}} | found
-    properties = torch.cuda.get_device_properties(0)
-    device = {
-        "name": properties.name,
-        "gib": properties.total_memory / GIB,
-        "cuda": torch.version.cuda,
-    }
-    return {"device": device | {"capability": f"{properties.major}.{properties.minor}"}} | found
 
 
 def row_1(bench: Bench) -> None:
@@ -175,15 +180,15 @@ def row_1(bench: Bench) -> None:
         name = f"1 equal: {way}"
         if way in NEEDS_A_CARD and bench.args.device == "cpu":
             bench.measure(name, lambda bench: {"left_out": "on a GPU alone"})
-        elif way == "graph":
-            bench.measure(name, equal_tokens)
-        elif way != "fused":
-            bench.measure(name, equal_numbers, way)
-        elif importlib.util.find_spec("liger_kernel") is None:
+        elif way == "fused" and importlib.util.find_spec("liger_kernel") is None:
             bench.measure(name, lambda bench: {"left_out": "needs liger-kernel"})
-        else:
+        elif way == "fused":  # these kernels replace classes of transformers, in the whole process
             bench.measure(name, equal_numbers, way, ends_process=True)
-    bench.measure("1 tests", on_card)
+        elif way == "graph":  # it samples, so that there are tokens to compare
+            bench.measure(name, equal_tokens)
+        else:
+            bench.measure(name, equal_numbers, way)
+    bench.measure("1 tests", run_tests_on_card)
 
 
 def check(holds: bool, otherwise: str) -> None:
@@ -191,20 +196,22 @@ def check(holds: bool, otherwise: str) -> None:
         raise AssertionError(otherwise)
 
 
-def on_card(bench: Bench) -> dict:
+def run_tests_on_card(bench: Bench) -> dict:
     """Run the tests of kernels, autocast and checkpointing, which take the card if there is one."""
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     words += ["tests/test_on_card.py", "-k", "not gpu"]  # not this script
-    env = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    }
+    env = os.environ | {"PYTHONPATH": path_with(str(ROOT))}
     done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
     lines = done.stdout.strip().splitlines() or [done.stderr[-300:]]
-    check(
-        done.returncode == 0,
-        f"{lines[-1]} {[x for x in lines if x.startswith(('FAILED', 'ERROR'))]}",
-    )
-    return {"summary": lines[-1]}
+    summary = lines[-1]
+    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    check(done.returncode == 0, f"{summary} {failed}")
+    return {"summary": summary}
+
+
+def path_with(folder: str) -> str:
+    """Return Python's path for a process of its own, with this folder first."""
+    return os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])
 
 
 def row_2(bench: Bench) -> None:
@@ -229,7 +236,8 @@ def with_levers(bench: Bench, row: str, way: str) -> None:
         if lever.cuda_alone and bench.args.device == "cpu":
             bench.measure(name, lambda bench: {"left_out": "on a GPU alone"})
         elif way in lever.ways:
-            bench.measure(name, updates, way, on=i, profiled=last, counts=None if last else BRIEF)
+            counts = None if last else BRIEF
+            bench.measure(name, updates, way, on=i, profiled=last, counts=counts)
 
 
 def with_fused_kernels(bench: Bench, row: str, way: str) -> None:
@@ -259,13 +267,14 @@ def t4(bench: Bench) -> dict:
     """Updates with the preset's model, lengths and rows in a T4's memory; the batch is one of generation."""
     if importlib.util.find_spec("bitsandbytes") is None:
         return {"left_out": "bitsandbytes is not installed: pip install -e '.[gpu]'"}
-    text = (ROOT / "marlhf_lite" / "config" / "presets" / "lora-t4-16gb.yaml").read_text(
-        encoding="utf-8"
-    )
-    preset = yaml.safe_load(text)
+    file = ROOT / "marlhf_lite" / "config" / "presets" / "lora-t4-16gb.yaml"
+    preset = yaml.safe_load(file.read_text(encoding="utf-8"))
     cuda = bench.device.type == "cuda"
-    names = {"max_response_length", "generation_batch_size"}
-    sizes = {name: preset[name] for name in names} | {"prompt": preset["max_prompt_length"]}
+    sizes = {
+        "max_response_length": preset["max_response_length"],
+        "generation_batch_size": preset["generation_batch_size"],
+        "prompt": preset["max_prompt_length"],
+    }
     batch = preset["generation_batch_size"]
     micro = preset["micro_batch_size"]
     if bench.args.tiny:
@@ -279,8 +288,9 @@ def t4(bench: Bench) -> dict:
         trainer = bench.trainer("lora", **model)
     recompute(trainer, on=preset["gradient_checkpointing"] is True)
     found = updates(bench, "lora", rows=micro, counts=(0, 3), **model)
-    asked = {field.name for field in fields(MemoryCommand)} & preset.keys()
-    estimate = estimate_memory(MemoryCommand(**{name: preset[name] for name in asked}, gpu=T4_GIB))
+    names = {field.name for field in fields(MemoryCommand)} & preset.keys()
+    of_estimate = {name: preset[name] for name in names}
+    estimate = estimate_memory(MemoryCommand(**of_estimate, gpu=T4_GIB))
     if cuda:
         torch.cuda.set_per_process_memory_fraction(1.0)
     bench.unload()
@@ -307,27 +317,28 @@ def theirs(bench: Bench) -> dict:
         folder = Path(name)
         prompts = make_prompts(bench.tokenizer, args.batch, args.prompt)
         (folder / "prompts.json").write_text(json.dumps(prompts), encoding="utf-8")
-        given = {
+        options = {
             "model": save_base(folder / "model", args.tiny, torch.bfloat16),
             "prompts": folder / "prompts.json",
-        }
-        given |= {"out": folder / "found.json", "batch": args.batch, "micro_batch": args.micro}
-        given |= {
+            "out": folder / "found.json",
+            "batch": args.batch,
+            "micro_batch": args.micro,
             "response": args.response,
-            "updates": args.updates + 1,
+            "updates": args.updates + 1,  # the first warms up
             "device": args.device,
             "dtype": "bfloat16",
         }
-        bench.unload()
-        words = [str(word) for name, value in given.items() for word in (f"--{name}", value)]
+        bench.unload()  # what `save_base` has left on the card
         env = os.environ | {
-            "PYTHONPATH": os.pathsep.join([args.trl, os.environ.get("PYTHONPATH", "")])
+            "PYTHONPATH": path_with(args.trl),
+            "TRL_EXPERIMENTAL_SILENCE": "1",
+            "HF_HUB_OFFLINE": "1",
         }
-        env |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1"}
-        words = [sys.executable, str(HERE / "trl_ppo" / "theirs.py"), *words]
+        words = [sys.executable, str(HERE / "trl_ppo" / "theirs.py")]
+        words += [f"--{name}={value}" for name, value in options.items()]
         done = subprocess.run(words, env=env, capture_output=True, text=True)
         check(done.returncode == 0, done.stderr[-800:])
-        found = json.loads(given["out"].read_text(encoding="utf-8"))
+        found = json.loads(options["out"].read_text(encoding="utf-8"))
     return found | {"seconds_per_update": statistics.median(found["seconds"])}
 
 
@@ -360,8 +371,13 @@ ROWS = (row_0, row_1, row_2, row_3, row_4, row_5, row_6, row_7, row_8)
 
 
 def wanted_rows(text: str) -> list[int]:
-    parts = [part.partition("-") for part in text.split(",")]
-    return [row for first, _, last in parts for row in range(int(first), int(last or first) + 1)]
+    """Return the numbers of rows that `--rows` names, such as 0-3,5."""
+    rows = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        last = last or first
+        rows += range(int(first), int(last) + 1)
+    return rows
 
 
 def measure_rows(args: argparse.Namespace) -> int:
@@ -383,13 +399,11 @@ def join(args: argparse.Namespace) -> int:
     device = found.get("0 card", {}).get("device", {"name": "unknown"})
     name = re.sub(r"\W+", "_", device["name"]).strip("_").lower()
     out = args.out or ROOT / "data" / "results" / "gpu" / f"{name}_levers.json"
-    shown = {
-        k: v
-        for k, v in vars(args).items()
-        if k not in ("out", "log", "child", "trl", "commit", "seconds")
-    }
+    # Places and times change no number.
+    left_out = ("out", "log", "child", "trl", "commit", "seconds")
+    options = {name: value for name, value in vars(args).items() if name not in left_out}
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_json(out, {"arguments": shown, "equal": verdicts(found), "measured": found})
+    write_json(out, {"arguments": options, "equal": verdicts(found), "measured": found})
     print(summary(found))
     print(f"\nDefaults that this record allows:\n\n{defaults(found)}\n")
     print(f"written to {out}")
@@ -400,19 +414,18 @@ def summary(found: dict[str, dict]) -> str:
     heads = ["measured", "s an update", "generation", "scoring", "training", "MFU", "peak, GiB"]
     lines = []
     for name, line in found.items():
-        if phases := line.get("seconds_by_phase"):
-            spent = [
-                line["seconds_per_update"],
-                *(phases[x] for x in ("generation", "scoring", "training")),
-            ]
+        phases = line.get("seconds_by_phase")
+        if phases:  # updates
+            spent = [line["seconds_per_update"]]
+            spent += [phases[phase] for phase in ("generation", "scoring", "training")]
+            seconds = [f"{x:.2f}" for x in spent]
             mfu = f"{line['mfu']:.1%}" if line["mfu"] else "-"
-            lines.append([name, *(f"{x:.2f}" for x in spent), mfu, f"{line['peak_gib']:.1f}"])
+            lines.append([name, *seconds, mfu, f"{line['peak_gib']:.1f}"])
         else:
             text = line.get("error") or line.get("left_out") or ""
-            seconds = line.get("seconds_per_update", line.get("seconds"))
-            lines.append(
-                [name, text[:80], "" if seconds is None else f"{seconds:.2f}", "", "", "", ""]
-            )
+            spent = line.get("seconds_per_update", line.get("seconds"))
+            shown = "" if spent is None else f"{spent:.2f}"
+            lines.append([name, text[:80], shown, "", "", "", ""])
     return markdown(heads, lines)
 
 
@@ -429,21 +442,20 @@ def main(argv: list[str] | None = None) -> int:
     args.log.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.time() + args.seconds
     status = 1
-    given = [*(sys.argv[1:] if argv is None else argv), "--child", str(deadline)]
-    words = [sys.executable, __file__, *given]
+    options = sys.argv[1:] if argv is None else argv
+    child = [sys.executable, __file__, *options, "--child", str(deadline)]
     while status not in (0, 2) and time.time() < deadline:
         before = len(read_log(args.log))
-        status = subprocess.run(
-            ["timeout", "--kill-after=10", str(deadline - time.time() + 30), *words]
-        ).returncode
+        # A child looks at the clock between two measurements alone, so one that hangs is ended from here.
+        seconds_left = deadline - time.time() + 30
+        words = ["timeout", "--kill-after=10", str(seconds_left), *child]
+        status = subprocess.run(words).returncode
         lines = read_log(args.log)
         if len(lines) == before:
             break  # it does not even start
         if "begun" in lines[-1]:  # it was killed, and could not write why
-            write_line(
-                args.log,
-                {"name": lines[-1]["name"], "error": f"the process ended with status {status}"},
-            )
+            error = f"the process ended with status {status}"
+            write_line(args.log, {"name": lines[-1]["name"], "error": error})
     return int(join(args) > 0 or status != 0)
 
 

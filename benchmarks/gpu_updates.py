@@ -65,8 +65,12 @@ def training_flops(
     `layers` and `head` are weights, `tokens` all real tokens of the batch. Reference, reward model, policy and critic
     read them, the last two backward, too; the head gives log-probabilities of reference and policy.
     """
-    backward = 2 if way == "full" else 1
-    return 2 * layers * tokens * (4 + 2 * backward) + 2 * head * response_tokens * (2 + backward)
+    backward = (
+        2 if way == "full" else 1
+    )  # products in a backward pass for each one in a forward pass
+    of_layers = 2 * layers * tokens * (4 + 2 * backward)  # four models, two of them backward
+    of_head = 2 * head * response_tokens * (2 + backward)
+    return of_layers + of_head
 
 
 def generation_bytes(
@@ -75,9 +79,11 @@ def generation_bytes(
     """Return the least bytes that sampling reads: at each token all weights, and keys and values of all rows so far."""
     steps = response_tokens / rows
     weights = sum(p.nbytes for p in model.parameters())
-    # 16 bits
-    width = config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * 2
-    return steps * (weights + (prompt_tokens + response_tokens / 2) * width)
+    bytes_of_a_number = 2  # 16 bits
+    keys_and_values = 2 * config.num_key_value_heads * config.head_dim * bytes_of_a_number
+    cache_of_a_token = config.num_hidden_layers * keys_and_values
+    tokens_in_cache = prompt_tokens + response_tokens / 2  # on average
+    return steps * (weights + tokens_in_cache * cache_of_a_token)
 
 
 # -- models -----------------------------------------------------------------------------------------------------------
@@ -119,6 +125,7 @@ def make_prompts(tokenizer, count: int, tokens: int) -> list[str]:
 
 
 def recompute(trainer: PPOTrainer, on: bool) -> None:
+    """Let policy and critic recompute activations in the backward pass, or keep them."""
     for role in (trainer.models.policy, trainer.models.critic):
         if on:
             checkpoint_activations(role.model)
@@ -127,7 +134,9 @@ def recompute(trainer: PPOTrainer, on: bool) -> None:
 
 
 def set_rows(trainer: PPOTrainer, rows: int) -> None:
-    trainer.state.micro_batch.now = trainer.reward.micro_batch_size = rows
+    """Set how many rows go through the models in a pass."""
+    trainer.state.micro_batch.now = rows
+    trainer.reward.micro_batch_size = rows
 
 
 # -- levers -----------------------------------------------------------------------------------------------------------
@@ -324,25 +333,22 @@ def updates(
         shown = profile_update(bench, trainer) if profiled or args.profile else {}
         memory = bench.peak_gib()
     used = metrics[-count:]
-    mean = {
-        name: sum(row[name] for row in used) / len(used)
-        for name in used[0]
-        if is_number(used[0][name])
-    }
+    last = used[-1]
+    mean = {}
+    for name, value in last.items():
+        if is_number(value):
+            mean[name] = sum(row[name] for row in used) / len(used)
+    are_finite = []
+    for row in metrics:
+        are_finite += [math.isfinite(row["value_loss"]), math.isfinite(row["policy_grad_norm"])]
     return {
         "way": way,
         "rows_a_pass": rows_a_pass,
         "checkpointing": recomputes,
         "seconds_per_update": mean["seconds"],
-        "seconds_by_phase": {k[8:]: mean[k] for k in mean if k.startswith("seconds_")},
-        "last_update": {
-            name: used[-1][name] for name in ("value_loss", "policy_grad_norm", "kl_k1")
-        },
-        "finite": all(
-            math.isfinite(row[name])
-            for row in metrics
-            for name in ("value_loss", "policy_grad_norm")
-        ),
+        "seconds_by_phase": seconds_by_phase(mean),
+        "last_update": {name: last[name] for name in ("value_loss", "policy_grad_norm", "kl_k1")},
+        "finite": all(are_finite),
         "skipped_steps": sum(row["skipped_steps"] for row in metrics),
         "peak_gib": memory,
         **rates(bench, trainer, way, mean),
@@ -352,6 +358,16 @@ def updates(
 
 def is_number(value) -> bool:
     return isinstance(value, int | float)
+
+
+def seconds_by_phase(row: dict) -> dict[str, float]:
+    """Return a row's metrics `seconds_PHASE`, by phase."""
+    prefix = "seconds_"
+    found = {}
+    for name, value in row.items():
+        if name.startswith(prefix):
+            found[name.removeprefix(prefix)] = value
+    return found
 
 
 def rates(bench: Bench, trainer: PPOTrainer, way: str, mean: dict) -> dict:
@@ -368,9 +384,10 @@ def rates(bench: Bench, trainer: PPOTrainer, way: str, mean: dict) -> dict:
     moved = generation_bytes(policy, config, prompt_tokens, mean["tokens"], len(prompts))
     spent = mean["seconds_scoring"] + mean["seconds_training"]
     card = torch.cuda.get_device_name() if bench.device.type == "cuda" else ""
-    peak = bench.args.peak_tflops or next(
-        (value for name, value in TFLOPS.items() if name in card), 0
-    )
+    peak = bench.args.peak_tflops
+    for name, tflops in TFLOPS.items():
+        if not peak and name in card:
+            peak = tflops
     return {
         "tflop": work / 1e12,
         "mfu": work / spent / (peak * 1e12) if peak else None,
@@ -386,23 +403,19 @@ def profile_update(bench: Bench, trainer: PPOTrainer) -> dict:
         start = bench.wait()
         row = trainer.update(trainer.prompts)
         spent = bench.wait() - start
-    name = "self_device_time_total" if cuda else "self_cpu_time_total"
-    found = sorted(recorded.key_averages(), key=lambda event: -getattr(event, name))
-    busy = sum(getattr(event, name) for event in found) / 1e6
-    top = [
-        {"kernel": e.key[:160], "calls": e.count, "seconds": getattr(e, name) / 1e6}
-        for e in found[:25]
-    ]
-    phases = {key[8:]: value for key, value in row.items() if key.startswith("seconds_")}
-    kernels = sum(event.count for event in found)
-    return {
-        "profile": {
-            "busy": busy / spent,
-            "kernels": kernels,
-            "seconds_by_phase": phases,
-            "top": top,
-        }
+    kernels = []
+    for event in recorded.key_averages():
+        microseconds = event.self_device_time_total if cuda else event.self_cpu_time_total
+        seconds = microseconds / 1e6
+        kernels.append({"kernel": event.key[:160], "calls": event.count, "seconds": seconds})
+    kernels.sort(key=lambda kernel: -kernel["seconds"])
+    shown = {
+        "busy": sum(kernel["seconds"] for kernel in kernels) / spent,
+        "kernels": sum(kernel["calls"] for kernel in kernels),
+        "seconds_by_phase": seconds_by_phase(row),
+        "top": kernels[:25],
     }
+    return {"profile": shown}
 
 
 @dataclass(frozen=True)
@@ -419,19 +432,22 @@ def generation(bench: Bench, kind: type[Sampling], rows: int, graph: bool) -> di
     prompts = make_prompts(bench.tokenizer, rows, bench.args.prompt)
     policy = trainer.models.policy.eval().model
     bench.start_peak()
-    with nullcontext() if graph else transformers_generate(bench, trainer):
+    way = nullcontext() if graph else transformers_generate(bench, trainer)
+    with way:
         for _ in range(2):
             torch.manual_seed(0)
             start = bench.wait()
             found = generate(policy, bench.tokenizer, prompts, kind(bench.args.response))
             spent = bench.wait() - start
-    counts = int(found.attention_mask[:, : found.prompt_width].sum()), int(found.mask.sum())
-    moved = generation_bytes(policy, unwrap_peft(policy).config, *counts, rows)
+    prompt_tokens = int(found.attention_mask[:, : found.prompt_width].sum())
+    response_tokens = int(found.mask.sum())
+    config = unwrap_peft(policy).config
+    moved = generation_bytes(policy, config, prompt_tokens, response_tokens, rows)
     return {
         "seconds": spent,
-        "tokens_per_second": counts[1] / spent,
+        "tokens_per_second": response_tokens / spent,
         "gb_per_second": moved / spent / 1e9,
-        "milliseconds_per_step": 1e3 * spent * rows / counts[1],
+        "milliseconds_per_step": 1e3 * spent * rows / response_tokens,
         "peak_gib": bench.peak_gib(),
     }
 
@@ -440,16 +456,14 @@ def generation(bench: Bench, kind: type[Sampling], rows: int, graph: bool) -> di
 
 
 def read_log(path: Path) -> list[dict]:
-    return (
-        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        if path.exists()
-        else []
-    )
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def write_line(path: Path, found: dict) -> None:
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(found) + "\n")
-    print(
-        json.dumps({name: value for name, value in found.items() if name != "profile"}), flush=True
-    )
+    without_profile = {name: value for name, value in found.items() if name != "profile"}
+    print(json.dumps(without_profile), flush=True)

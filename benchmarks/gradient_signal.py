@@ -114,8 +114,8 @@ class Signal:
         self.base = load_base(ModelConfig(model=args.model))
         expect_chats(self.tokenizer)
         task = load_task(str(DATA), chat=chat_writer(self.tokenizer, "auto"))
-        wanted = self.batches * self.size
-        self.prompts = list(islice(prompt_stream(list(task.splits["ppo"]["prompt"]), SEED), wanted))
+        prompts = prompt_stream(list(task.splits["ppo"]["prompt"]), SEED)
+        self.prompts = list(islice(prompts, self.batches * self.size))
         self.sft = resolve_adapter_dir("sft", args.sft)
         self.policy = build_models(self.base, self.sft, None, "sft").policy
         self.policy.eval()
@@ -169,22 +169,19 @@ class Signal:
     def gradient(self, rollout: Rollout, advantages) -> torch.Tensor:
         """[W] gradient of the mean over tokens of Â log π."""
         total = 0.0
-        rows = torch.arange(len(rollout)).split(8)
-        for some in rows:
-            part = rollout.select(some).trim()
-            weights = advantages[some][:, : part.mask.shape[1]]
+        for rows in torch.arange(len(rollout)).split(8):
+            part = rollout.select(rows).trim()
+            weights = advantages[rows][:, : part.mask.shape[1]]
             loss = (self.logprobs(part) * weights)[part.mask].sum() / rollout.mask.sum()
-            total = total + torch.cat(
-                [g.flatten() for g in torch.autograd.grad(loss, self.parameters)]
-            )
+            grads = torch.autograd.grad(loss, self.parameters)
+            total = total + torch.cat([grad.flatten() for grad in grads])
         return total
 
     def reference(self, batch: int, baseline: float) -> torch.Tensor:
         def make():
             rollout = self.answers(batch)
-            return self.gradient(
-                rollout, (rollout.scores - baseline)[:, None].expand(rollout.mask.shape)
-            )
+            above_baseline = (rollout.scores - baseline)[:, None]
+            return self.gradient(rollout, above_baseline.expand(rollout.mask.shape))
 
         return self.kept(f"reference-{batch:02}", make)
 
@@ -201,7 +198,7 @@ class Signal:
         return self.kept(f"slopes-{batch:02}", make)
 
     def _all_logprobs(self, rollout: Rollout) -> torch.Tensor:
-        parts = [rollout.select(some).trim() for some in torch.arange(len(rollout)).split(8)]
+        parts = [rollout.select(rows).trim() for rows in torch.arange(len(rollout)).split(8)]
         return torch.cat([rollout.widen(self.logprobs(part)) for part in parts])
 
     def critic(self, head: str, which: int):
@@ -214,20 +211,17 @@ class Signal:
             others = self.of_half(1 - which)
             for update, rollout in enumerate(others[:UPDATES]):
                 optimizer.param_groups[0]["lr"] = RATE * min(1, (update + 1) / 5)
-                for some in torch.arange(len(rollout)).split(8):
-                    part = rollout.select(some).trim()
-                    errors = (
-                        part.before_tokens(critic(part.tokens, part.attention_mask))
-                        - part.scores[:, None]
-                    )
-                    (0.5 * errors[part.mask].square().sum() / rollout.mask.sum()).backward()
+                for rows in torch.arange(len(rollout)).split(8):
+                    part = rollout.select(rows).trim()
+                    values = part.before_tokens(critic(part.tokens, part.attention_mask))
+                    errors = (values - part.scores[:, None])[part.mask]
+                    loss = 0.5 * errors.square().sum() / rollout.mask.sum()
+                    loss.backward()
                 torch.nn.utils.clip_grad_norm_(parameters, 1.0)
                 optimizer.step()
                 optimizer.zero_grad()
-                print(
-                    f"{time.strftime('%H:%M:%S')} critic {head} {which}: update {update + 1}",
-                    flush=True,
-                )
+                now = time.strftime("%H:%M:%S")
+                print(f"{now} critic {head} {which}: update {update + 1}", flush=True)
             return [p.detach().clone() for p in parameters]
 
         weights = self.kept(f"critic-{head}-{which}", make)
@@ -237,9 +231,8 @@ class Signal:
         return critic
 
     def values(self, name: str, batch: int, critic) -> torch.Tensor:
-        return self.kept(
-            f"values-{name}-{batch:02}", lambda: token_values(critic, self.answers(batch))
-        )
+        part = f"values-{name}-{batch:02}"
+        return self.kept(part, lambda: token_values(critic, self.answers(batch)))
 
     # -- the halves ---------------------------------------------------------------------------------------------------
 
@@ -279,9 +272,8 @@ class Signal:
         found = {"zero, start": [torch.zeros(rollout.mask.shape) for rollout in rollouts]}
         found["constant"] = [torch.full(rollout.mask.shape, mean) for rollout in rollouts]
         for name in ("zero-trained", "normal-start", "normal-trained"):
-            found[name.replace("-", ", ")] = [
-                self.waited(f"values-{name}-{batch:02}") for batch in self.half(which)
-            ]
+            values = [self.waited(f"values-{name}-{batch:02}") for batch in self.half(which)]
+            found[name.replace("-", ", ")] = values
         return found
 
     def projections(self, estimators=ESTIMATORS) -> dict[str, dict[str, list[float]]]:
@@ -295,14 +287,14 @@ class Signal:
                 ):
                     slope = self.waited(f"slopes-{batch:02}")
                     for name, how in estimators.items():
-                        rows[name].append(
-                            projection(token_advantages(rollout, value, *how), slope, rollout.mask)
-                        )
+                        advantages = token_advantages(rollout, value, *how)
+                        rows[name].append(projection(advantages, slope, rollout.mask))
         return found
 
     def critic_rows(self) -> dict[str, dict[str, float]]:
         """Critic -> what it knows of the final score, and its noise, on all answers."""
-        first, second = (self.critics(which) for which in (0, 1))
+        first = self.critics(0)
+        second = self.critics(1)
         rollouts = [*self.of_half(0), *self.of_half(1)]
         rollout = concatenate(rollouts, self.tokenizer.pad_token_id)
         scores = torch.cat([part.scores for part in rollouts])
@@ -315,7 +307,8 @@ class Signal:
 
     def correlations(self) -> dict[str, list[float]]:
         """Critic -> the correlation of its value before each token with the final score, over all answers."""
-        first, second = (self.critics(which) for which in (0, 1))
+        first = self.critics(0)
+        second = self.critics(1)
         rollouts = [*self.of_half(0), *self.of_half(1)]
         scores = torch.cat([rollout.scores for rollout in rollouts])
         found = {}
@@ -331,25 +324,26 @@ class Signal:
 
     def ones(self) -> list[float]:
         """The projection of each batch for an advantage of 1 for every token."""
-        slope = [self.waited(f"slopes-{batch:02}") for batch in range(self.batches)]
-        masks = [rollout.mask for which in (0, 1) for rollout in self.of_half(which)]
-        return [
-            projection(torch.ones(mask.shape), part, mask)
-            for part, mask in zip(slope, masks, strict=True)
-        ]
+        found = []
+        for which in (0, 1):
+            for batch, rollout in zip(self.half(which), self.of_half(which), strict=True):
+                slope = self.waited(f"slopes-{batch:02}")
+                ones = torch.ones(rollout.mask.shape)
+                found.append(projection(ones, slope, rollout.mask))
+        return found
 
 
 def summarise(projections: dict) -> dict:
     """Signal-to-noise of each estimator with each critic, and their ratios over PPO."""
     found = {}
     for critic, rows in projections.items():
-        ratios = {
-            name: ratio_of_signals(rows, name, "PPO")._asdict() for name in rows if name != "PPO"
-        }
-        found[critic] = {
-            "signal_to_noise": {name: signal_to_noise(x) for name, x in rows.items()},
-            "over_PPO": ratios,
-        }
+        signals = {}
+        over_ppo = {}
+        for name, projections_of_batches in rows.items():
+            signals[name] = signal_to_noise(projections_of_batches)
+            if name != "PPO":
+                over_ppo[name] = ratio_of_signals(rows, name, "PPO")._asdict()
+        found[critic] = {"signal_to_noise": signals, "over_PPO": over_ppo}
     return found
 
 
@@ -389,22 +383,19 @@ def main() -> None:
         signal.run_half(which)
     projections = cells.measure("projections", signal.projections)
     critics = cells.measure("critics", signal.critic_rows)
-    checks = [
-        signal.waited(f"check-{batch:02}")
-        for which in (0, 1)
-        for batch in list(signal.half(which))[:CHECKED]
-    ]
-    scores = torch.cat([rollout.scores for which in (0, 1) for rollout in signal.of_half(which)])
+    checks = []
+    scores_of_batches = []
+    for which in (0, 1):
+        for batch in list(signal.half(which))[:CHECKED]:
+            checks.append(signal.waited(f"check-{batch:02}"))
+        scores_of_batches += [rollout.scores for rollout in signal.of_half(which)]
+    scores = torch.cat(scores_of_batches)
     rewards = {"mean": float(scores.mean()), "deviation": float(scores.std())}
-    cells.finish(
-        primary="zero, trained", found=summarise(projections), rewards=rewards, checks=checks
-    )
-    for critic, row in summarise(projections).items():
-        print(
-            f"{critic:<16}",
-            {name: round(x, 3) for name, x in row["signal_to_noise"].items()},
-            row["over_PPO"],
-        )
+    found = summarise(projections)
+    cells.finish(primary="zero, trained", found=found, rewards=rewards, checks=checks)
+    for critic, row in found.items():
+        signals = {name: round(x, 3) for name, x in row["signal_to_noise"].items()}
+        print(f"{critic:<16}", signals, row["over_PPO"])
         print(f"{'':<16}", critics[critic])
 
 

@@ -29,9 +29,8 @@ def count_passes(args: argparse.Namespace, folder: Path, case: str) -> dict[str,
         args, folder, "2M", 5, options(args, **CASES[case]), sampler=sample
     )
     for role in ROLES:
-        count_rows(
-            unwrap_peft(getattr(trainer.models, role).model).model.norm, role, counts, sampling
-        )
+        backbone = unwrap_peft(getattr(trainer.models, role).model).model
+        count_rows(backbone.norm, role, counts, sampling)
     trainer.update(prompts)
     return {key: rows / args.batch for key, rows in counts.items()}
 
@@ -50,10 +49,12 @@ def count_rows(module, role: str, counts: Counter, sampling: list) -> None:
 
 
 def passes_table(found: dict[str, dict[str, float]]) -> str:
-    kinds = ("forward", "backward")
-    rows = [
-        [case]
-        + [" + ".join(f"{counts.get(f'{role} {kind}', 0):g}" for kind in kinds) for role in ROLES]
-        for case, counts in found.items()
-    ]
+    rows = []
+    for case, counts in found.items():
+        row = [case]
+        for role in ROLES:
+            forward = counts.get(f"{role} forward", 0)
+            backward = counts.get(f"{role} backward", 0)
+            row.append(f"{forward:g} + {backward:g}")
+        rows.append(row)
     return markdown(["forward + backward", *ROLES], rows)

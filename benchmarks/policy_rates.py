@@ -20,34 +20,49 @@ from pathlib import Path
 import numpy as np
 from cells import Cells, arguments
 
-from marlhf_lite.cli import main as marlhf
+from marlhf_lite import cli
 from marlhf_lite.utils.run_folder import RunFolder
 
 RATES = (5e-4, 1e-3, 2e-3)
 SEED = 142
-LAST = 6
+UPDATES = 12
+BATCH = 16
+LAST = 6  # batches whose means decide
 NEAR = 0.03
 LEARNED = 0.25
 MOST_KL = 5.0
 DATA = Path(__file__).parents[1] / "data" / "sentiment"
-SHARED = f"--dataset {DATA} --max_response_length 64 --seed {SEED}"
+
+
+def marlhf(command: str, model: str, place: Path, **options) -> None:
+    """Run a command of the library on the questions; what an interrupted call has left in its folder goes."""
+    shutil.rmtree(place, ignore_errors=True)
+    shared = {"model": model, "dataset": DATA, "max_response_length": 64, "seed": SEED}
+    options = shared | options | {"output_dir": place}
+    if cli.main([command, *(f"--{name}={value}" for name, value in options.items())]):
+        raise SystemExit(1)
 
 
 def one_rate(model: str, folder: Path, rate: float) -> dict:
     """Means of the last batches of a run at this rate."""
-    reward = "--reward marlhf_lab.corpora.sentiment:first_words --critic_init sft"
-    sizes = "--updates 12 --batch_size 16 --checkpoint_every 0"
-    rates = f"--policy_learning_rate {rate} --critic_learning_rate {1.5 * rate}"
-    words = f"ppo --model {model} --sft {folder / 'sft'} {SHARED} {reward} {sizes} {rates}"
     place = folder / f"ppo-{rate}"
-    shutil.rmtree(place, ignore_errors=True)
-    if marlhf(f"{words} --output_dir {place}".split()):
-        raise SystemExit(1)
+    marlhf(
+        "ppo",
+        model,
+        place,
+        sft=folder / "sft",
+        reward="marlhf_lab.corpora.sentiment:first_words",
+        critic_init="sft",
+        updates=UPDATES,
+        batch_size=BATCH,
+        checkpoint_every=0,
+        policy_learning_rate=rate,
+        critic_learning_rate=1.5 * rate,
+    )
     rows = RunFolder.open(place / "ppo").metrics()
-    names = {"reward": "score_mean", "kl": "kl_k1", "tokens": "response_length"}
-    found = {
-        name: float(np.mean([row[key] for row in rows[-LAST:]])) for name, key in names.items()
-    }
+    found = {}
+    for name, metric in (("reward", "score_mean"), ("kl", "kl_k1"), ("tokens", "response_length")):
+        found[name] = float(np.mean([row[metric] for row in rows[-LAST:]]))
     return found | {"rewards": [row["score_mean"] for row in rows]}
 
 
@@ -67,16 +82,11 @@ def choose(cells: dict[str, dict]) -> float | None:
 def main() -> None:
     args = arguments(__doc__, "policy_rates").parse_args()
     cells = Cells(args.out, args)
-    shutil.rmtree(args.folder / "sft", ignore_errors=True)
-    if marlhf(f"sft --model {args.model} {SHARED} --output_dir {args.folder / 'sft'}".split()):
-        raise SystemExit(1)
+    # The questions come without answers, so nothing is trained here: it is the start of every rate.
+    marlhf("sft", args.model, args.folder / "sft", sft_epochs=0)
     for rate in RATES:
-        print(
-            "ppo",
-            rate,
-            cells.measure(f"ppo {rate}", one_rate, args.model, args.folder, rate),
-            flush=True,
-        )
+        found = cells.measure(f"ppo {rate}", one_rate, args.model, args.folder, rate)
+        print("ppo", rate, found, flush=True)
     cells.finish(chosen=choose(cells.cells))
 
 

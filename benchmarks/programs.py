@@ -25,10 +25,14 @@ KINDS = (
 def made(count: int) -> tuple[list[str], list[list[Test]]]:
     """Programs and their tests."""
     programs = [KINDS[i % len(KINDS)].format(i=i) for i in range(count)]
-    inputs = ([1, 5, 7], [], [4], [9, 9, 2, 0], [3, 6])
-    return programs, [
-        [Test([xs], [x + i for x in xs if x > 3], "f") for xs in inputs] for i in range(count)
-    ]
+    tests = []
+    for i in range(count):
+        tests_of_program = []
+        for xs in ([1, 5, 7], [], [4], [9, 9, 2, 0], [3, 6]):
+            right = [x + i for x in xs if x > 3]
+            tests_of_program.append(Test([xs], right, "f"))
+        tests.append(tests_of_program)
+    return programs, tests
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ SIZES = (16, 8, 4, 2)
 PROMPTS = 16
 LONGEST = 64
 RESPONSE = 64
-BEST = 8  # responses a pass in the profile
+BEST = 8  # responses a pass in the profile: the fastest of SIZES when this was written
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
 
 
@@ -55,18 +55,20 @@ def profile_of(trainer: PPOTrainer, prompts: list[str]) -> dict:
     """
     trainer.state.micro_batch.now = trainer.reward.micro_batch_size = BEST
     square = torch.randn(2048, 2048)
-    large = rate_of_products(profiled(torch.mm, square, square)[1])
-    rollout, found = profiled(trainer.generate_rollout, prompts)
-    phases = {"generation": found}
+    _, operations_of_a_large_product = profiled(torch.mm, square, square)
+    rate_of_a_large_product = rate_of_products(operations_of_a_large_product)
+    phases = {}
+    rollout, phases["generation"] = profiled(trainer.generate_rollout, prompts)
     scored, phases["scoring"] = profiled(trainer.score, rollout)
     batch = trainer.objective.batch(scored, trainer.segment(scored))
     _, phases["training"] = profiled(
         trainer.forward_backward, batch, trainer.loss_normalizers(batch)
     )
-    return {
-        phase: shares(found) | {"rate": rate_of_products(found) / large}
-        for phase, found in phases.items()
-    }
+    found = {}
+    for phase, operations in phases.items():
+        rate = rate_of_products(operations) / rate_of_a_large_product
+        found[phase] = shares(operations) | {"rate": rate}
+    return found
 
 
 def profiled(run: Callable, *args) -> tuple:
@@ -91,8 +93,10 @@ def shares(operations) -> dict:
 
 def rate_of_products(operations) -> float:
     """Floating-point operations of matrix products in a microsecond of their own time."""
-    found = [op for op in operations if op.key in PRODUCTS]
-    return sum(op.flops for op in found) / sum(op.self_cpu_time_total for op in found)
+    products = [op for op in operations if op.key in PRODUCTS]
+    flops = sum(op.flops for op in products)
+    microseconds = sum(op.self_cpu_time_total for op in products)
+    return flops / microseconds
 
 
 def timed(run: Callable, *args) -> tuple:
@@ -104,17 +108,16 @@ def timed(run: Callable, *args) -> tuple:
 def summary(rounds: list[dict]) -> dict:
     """Medians of the rounds, and the median ratio of an update's time to that of 16 responses a pass."""
 
-    def update(row: dict, size: int) -> float:
+    def of_an_update(row: dict, size: int) -> float:
         return row["generation"] + row[f"scoring {size}"] + row[f"training {size}"]
 
-    ratios = {
-        size: statistics.median(update(row, size) / update(row, SIZES[0]) for row in rounds)
-        for size in SIZES
-    }
-    return {
-        "median": {name: statistics.median(row[name] for row in rounds) for name in rounds[0]},
-        "ratio": ratios,
-    }
+    largest = SIZES[0]
+    ratios = {}
+    for size in SIZES:
+        by_round = [of_an_update(row, size) / of_an_update(row, largest) for row in rounds]
+        ratios[size] = statistics.median(by_round)
+    medians = {name: statistics.median(row[name] for row in rounds) for name in rounds[0]}
+    return {"median": medians, "ratio": ratios}
 
 
 def main() -> None:
@@ -130,7 +133,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     rows = load_task(str(args.data)).splits["ppo"]
-    prompts = drop_long_prompts(rows, load_tokenizer(args.model), LONGEST)[0]["prompt"][:PROMPTS]
+    short, _ = drop_long_prompts(rows, load_tokenizer(args.model), LONGEST)
+    prompts = short["prompt"][:PROMPTS]
     sizes = {"batch_size": PROMPTS, "micro_batch_size": PROMPTS, "max_response_length": RESPONSE}
     ppo = PPOTrainerConfig(**sizes, checkpoint_every=0)
     trainer = make_trainer(ModelConfig(model=args.model), prompts, FixedNGram(5), ppo)

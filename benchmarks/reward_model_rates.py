@@ -44,30 +44,28 @@ def make_pairs(context: RunContext, sft: Path, part: str) -> list[dict]:
     if not file.is_file():
         torch.manual_seed(SEED)
         policy = load_policy(context.base, sft, trainable=False)
-        asked = [prompt for prompt in context.task.splits[part]["prompt"] for _ in range(2)]
+        questions = list(context.task.splits[part]["prompt"])
+        asked = []
+        for question in questions:
+            asked += [question, question]
         rollout, _ = generate_in_batches(
             generate, BATCH, policy, context.tokenizer, asked, context.sampling
         )
-        answers = list(
-            zip(all_words(rollout.prompts, rollout.responses), rollout.responses, strict=True)
-        )
-        rows = []
-        for prompt, *two in zip(asked[::2], answers[::2], answers[1::2], strict=True):
-            (worse, rejected), (better, chosen) = sorted(two)
-            rows += (
-                [{"prompt": prompt, "chosen": chosen, "rejected": rejected}]
-                if worse < better
-                else []
-            )
-        append_lines(file, rows)
+        scores = all_words(rollout.prompts, rollout.responses)
+        answers = list(zip(scores, rollout.responses, strict=True))
+        pairs = []
+        for number, question in enumerate(questions):
+            (worse, rejected), (better, chosen) = sorted(answers[2 * number : 2 * number + 2])
+            if worse < better:  # equal scores rank nothing
+                pairs.append({"prompt": question, "chosen": chosen, "rejected": rejected})
+        append_lines(file, pairs)
     return read_lines(file)
 
 
 def one_rate(context: RunContext, sft: Path, rate: float) -> dict:
     """Loss and accuracy on the held-out pairs of a reward model that was trained at this rate."""
-    rows, held_out = (
-        datasets.Dataset.from_list(make_pairs(context, sft, part)) for part in ("ppo", "test")
-    )
+    rows = datasets.Dataset.from_list(make_pairs(context, sft, "ppo"))
+    held_out = datasets.Dataset.from_list(make_pairs(context, sft, "test"))
     model = new_reward_model(share(context.base), sft, SEED)
     begin = time.time()
     config = RewardModelConfig(rm_epochs=1, rm_batch_size=BATCH, rm_learning_rate=rate)
@@ -82,36 +80,43 @@ def one_rate(context: RunContext, sft: Path, rate: float) -> dict:
         SEED,
         passes,
     )
-    sides = (
-        from_texts(context.tokenizer, held_out["prompt"], held_out[side], context.limit)
-        for side in ("chosen", "rejected")
-    )
-    found = pair_loss(model, *sides) | {"seconds": time.time() - begin}
+    sides = {}
+    for side in ("chosen", "rejected"):
+        sides[side] = from_texts(
+            context.tokenizer, held_out["prompt"], held_out[side], context.limit
+        )
+    found = pair_loss(model, **sides) | {"seconds": time.time() - begin}
     return found | {"pairs": len(rows), "held_out": len(held_out)}
 
 
 def main() -> None:
     args = arguments(__doc__, "reward_model_rates").parse_args()
-    there = {"resume": str(args.folder)} if (args.folder / "config.yaml").is_file() else {}
+    place = {"output_dir": str(args.folder)}
+    if (args.folder / "config.yaml").is_file():  # an interrupted table goes on
+        place["resume"] = str(args.folder)
     options = RunCommand(
         model=args.model,
         dataset=str(DATA),
-        output_dir=str(args.folder),
         # the questions come without answers to rank
         reward="marlhf_lab.corpora.sentiment:all_words",
         critic_init="sft",
         max_response_length=48,
         temperature=1.0,
         seed=SEED,
-        **there,
+        **place,
     )
     context = open_context(options)
     cells = Cells(args.out, args)
     sft = sft_stage(context)
+    losses = []
     for rate in RATES:
-        print("rm", rate, cells.measure(f"rm {rate}", one_rate, context, sft, rate), flush=True)
-    learned = min(cell["loss"] for cell in cells.cells.values()) < LEARNED
-    cells.finish(chosen=choose(cells.cells, "rm", RATES) if learned else None)
+        found = cells.measure(f"rm {rate}", one_rate, context, sft, rate)
+        losses.append(found["loss"])
+        print("rm", rate, found, flush=True)
+    chosen = None
+    if min(losses) < LEARNED:
+        chosen = choose(cells.cells, "rm", RATES)
+    cells.finish(chosen=chosen)
 
 
 if __name__ == "__main__":

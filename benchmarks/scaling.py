@@ -33,6 +33,7 @@ from marlhf_lite.plotting.training import STYLE, WIDTH, caption, save
 from marlhf_lite.utils.tables import markdown
 
 FIGURE = Path(__file__).parents[1] / "figures" / "benchmarks" / "scaling.png"
+# What grows -> its label, its values, and what stays.
 AXES = {
     "response": (
         "response length (tokens)",
@@ -46,9 +47,12 @@ AXES = {
         {"batch": 8, "response": 32},
     ),
 }
+# Phase -> its metric.
 PHASES = {
     "update": "seconds",
-    **{name: f"seconds_{name}" for name in ("generation", "scoring", "training")},
+    "generation": "seconds_generation",
+    "scoring": "seconds_scoring",
+    "training": "seconds_training",
 }
 
 
@@ -88,10 +92,12 @@ def summarise(cells: dict, args: argparse.Namespace) -> dict[str, dict]:
     for axis, (_, values, _) in AXES.items():
         record = {"values": values, "seconds": {}, "exponents": {}}
         for phase, name in (PHASES | {"update, CPU": "cpu_seconds"}).items():
-            rounds = [
-                [cells[cell(axis, v, turn)][name] for turn in range(args.rounds)] for v in values
-            ]
-            seconds = [statistics.median(t for times in group for t in times) for group in rounds]
+            seconds = []
+            for value in values:
+                of_all_rounds = []
+                for turn in range(args.rounds):
+                    of_all_rounds += cells[cell(axis, value, turn)][name]
+                seconds.append(statistics.median(of_all_rounds))
             record["seconds"][phase] = seconds
             record["exponents"][phase] = [
                 exponent(values, seconds),
@@ -112,14 +118,9 @@ def table(found: dict[str, dict]) -> str:
         label, values, _ = AXES[axis]
         for phase, seconds in record["seconds"].items():
             powers = [f"{p:.2f}" for p in record["exponents"][phase]]
-            rows.append(
-                [
-                    f"{label}, {values[0]} to {values[-1]}",
-                    phase,
-                    f"{seconds[0]:.2f} to {seconds[-1]:.2f}",
-                    *powers,
-                ]
-            )
+            what_grows = f"{label}, {values[0]} to {values[-1]}"
+            from_to = f"{seconds[0]:.2f} to {seconds[-1]:.2f}"
+            rows.append([what_grows, phase, from_to, *powers])
     return markdown(["what grows", "phase", "seconds", "exponent", "last three"], rows)
 
 
@@ -132,27 +133,21 @@ def draw(found: dict[str, dict], path: Path) -> None:
         for ax, (axis, record) in zip(axes, found.items()):
             panel(ax, axis, record)
         axes[0].set_ylabel("seconds per update")
-        fixed = "; ".join(
-            f"{name}: {', '.join(f'{what} {value}' for what, value in AXES[name][2].items())}"
-            for name in found
-        )
-        caption(
-            figure,
-            f"Legends: exponent over all points, and over the last three. Held fixed, by panel: {fixed}.",
-        )
+        held_fixed = []
+        for name in found:
+            _, _, fixed = AXES[name]
+            sizes = ", ".join(f"{what} {value}" for what, value in fixed.items())
+            held_fixed.append(f"{name}: {sizes}")
+        legends = "Legends: exponent over all points, and over the last three."
+        caption(figure, f"{legends} Held fixed, by panel: {'; '.join(held_fixed)}.")
         save(figure, path)
 
 
 def panel(ax: Axes, axis: str, record: dict) -> None:
     for phase, style in zip(PHASES, ("o-", "s--", "^-.", "d:")):
         whole, last = record["exponents"][phase]
-        ax.plot(
-            record["values"],
-            record["seconds"][phase],
-            style,
-            ms=3,
-            label=f"{phase}: {whole:.2f}, {last:.2f}",
-        )
+        label = f"{phase}: {whole:.2f}, {last:.2f}"
+        ax.plot(record["values"], record["seconds"][phase], style, ms=3, label=label)
     ax.set(yscale="log", xlabel=AXES[axis][0])
     ax.set_xscale("log", base=2)
     ax.legend(fontsize=6.5)
@@ -180,12 +175,11 @@ def main() -> None:
     args = parse()
     torch.set_num_threads(args.threads)
     cells = Cells(args.out, args)
-    work = [
-        (axis, point, turn)
-        for turn in range(args.rounds)
-        for axis in AXES
-        for point in points(axis)
-    ]
+    work = []
+    for turn in range(args.rounds):
+        for axis in AXES:
+            for point in points(axis):
+                work.append((axis, point, turn))
     for axis, point, turn in tqdm(work, desc="points", disable=None):
         cells.measure(cell(axis, point[axis], turn), measure, args, point)
     found = summarise(cells.cells, args)

@@ -49,7 +49,7 @@ CASES = {
 
 
 def old_way():
-    """Rows padded on the left, all layers at all positions."""
+    """Return a block in which rows are padded on the left and all layers run at all positions."""
     return mock.patch.object(last_layer, "has_plain_last_layer", lambda backbone: False)
 
 
@@ -59,9 +59,10 @@ def measure(args: argparse.Namespace, folder: Path, case: str) -> dict:
     prompts = make_prompts(SHAPES["2M"], args.batch, args.prompt, args.seed)
     if mixed:
         lengths = random.Random(args.seed).choices(range(1, args.prompt + 1), k=args.batch)
-        prompts = [
-            " ".join(text.split()[:count]) for text, count in zip(prompts, lengths, strict=True)
-        ]
+        cut = []
+        for text, count in zip(prompts, lengths, strict=True):
+            cut.append(" ".join(text.split()[:count]))  # a word is a token
+        prompts = cut
     model = ModelConfig(model=str(folder), finetune=finetune)
     trainer = make_trainer(model, prompts, FixedNGram(5), options(args, num_ppo_epochs=epochs))
     scored = trainer.generate_rollout(prompts)
@@ -77,12 +78,13 @@ def update(trainer: PPOTrainer, prompts: list[str], args: argparse.Namespace) ->
 
 
 def quartiles(work: Callable[[], object], pairs: int, progress: str) -> list[float]:
-    """Of the processor seconds of both ways in turns; the first pair warms up."""
+    """Quartiles of new over old processor seconds, both in turns; the first pair warms up."""
     spent = {"new": [], "old": []}
     for i in tqdm(range(pairs + 1), desc=progress, disable=None):
         for side in ("new", "old") if i % 2 else ("old", "new"):
             torch.manual_seed(i)
-            with old_way() if side == "old" else nullcontext():
+            way = old_way() if side == "old" else nullcontext()
+            with way:
                 start = time.process_time()
                 work()
                 spent[side].append(time.process_time() - start)
@@ -93,7 +95,7 @@ def quartiles(work: Callable[[], object], pairs: int, progress: str) -> list[flo
 def main() -> int:
     """Each case, then the table; and TRL's comparison, whose status this is."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=5, help="updates of each side")
+    parser.add_argument("--pairs", type=int, default=5, help="updates of each side, from 2 up")
     parser.add_argument("--cases", default="", help="only cases whose name contains this text")
     parser.add_argument("--trl", action="store_true", help="compare with TRL, too")
     size_arguments(parser)
@@ -104,15 +106,20 @@ def main() -> int:
     rows = []
     with tempfile.TemporaryDirectory() as top:
         folder = write_model(Path(top, "2M"), SHAPES["2M"], args.seed)
-        for case in [case for case in CASES if args.cases in case]:
+        for case in CASES:
+            if args.cases not in case:
+                continue
             found = cells.measure(case, measure, args, folder, case)
-            rows.append(
-                [case, *("{1:.2f} ({0:.2f} to {2:.2f})".format(*found[name]) for name in found)]
-            )
+            row = [case]
+            for low, median, high in found.values():
+                row.append(f"{median:.2f} ({low:.2f} to {high:.2f})")
+            rows.append(row)
     cells.finish()
     print(markdown(["new / old, CPU seconds", "an update", "scoring"], rows))
-    trl = [sys.executable, str(Path(__file__).parent / "trl_ppo" / "run.py"), "--cases", "epoch"]
-    return subprocess.run(trl, check=False).returncode if args.trl else 0
+    if not args.trl:
+        return 0
+    program = Path(__file__).parent / "trl_ppo" / "run.py"
+    return subprocess.run([sys.executable, program, "--cases", "epoch"], check=False).returncode
 
 
 if __name__ == "__main__":

@@ -139,11 +139,12 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, default=Path("runs/temperature"), help="where the answers go"
     )
+    parser.add_argument("--study", default="temperature", help="name or YAML file of the protocol")
     parser.add_argument("--prompts", type=int, default=PROMPTS)
     parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--out", type=Path, default=RESULTS / "benchmark_temperature.json")
     args = parser.parse_args()
-    study = load_study("temperature")
+    study = load_study(args.study)
     cells = Cells(args.out, args)
     for seed in study.seeds:
         cells.measure(f"seed {seed}", measure_seed, study, seed, args)

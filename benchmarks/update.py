@@ -85,10 +85,8 @@ def profile(args: argparse.Namespace, folder: Path, setting: str) -> dict:
         trainer.update(prompts)  # warms up
         rows = [phases(trainer.update(prompts), logged) for _ in range(args.updates)]
         seconds = {phase: statistics.median(row[phase] for row in rows) for phase in PHASES}
-        return {
-            "seconds": seconds,
-            "gflop": {k: v / 1e9 for k, v in flops(trainer, prompts).items()},
-        }
+        gflop = {phase: count / 1e9 for phase, count in flops(trainer, prompts).items()}
+        return {"seconds": seconds, "gflop": gflop}
 
 
 def profiled_trainer(args: argparse.Namespace, folder: Path, setting: str, run: RunFolder):
@@ -149,12 +147,10 @@ def profile_table(found: dict[str, dict], peak: float) -> str:
     for setting, record in found.items():
         head += [f"{setting}: ms", "share", "of peak"]
         total = sum(record["seconds"].values())
-        for phase, spent in (record["seconds"] | {"update": total}).items():
-            work = (
-                sum(record["gflop"].values())
-                if phase == "update"
-                else record["gflop"].get(phase, 0.0)
-            )
+        seconds = record["seconds"] | {"update": total}
+        gflop = record["gflop"] | {"update": sum(record["gflop"].values())}
+        for phase, spent in seconds.items():
+            work = gflop.get(phase, 0.0)
             rate = f"{work / spent / peak:.0%}" if work else ""
             lines[phase] += [f"{1e3 * spent:.1f}", f"{spent / total:.1%}", rate]
     return markdown(head, list(lines.values()))
@@ -168,7 +164,8 @@ def compare(args: argparse.Namespace, folder: Path) -> dict:
     sides = {n: shaped_trainer(args, folder, "2M", int(n), options(args)) for n in ("1", "5")}
     spent = {"wall": {"1": [], "5": []}, "cpu": {"1": [], "5": []}}
     for i in tqdm(range(args.pairs + 1), desc="A/B", disable=None):
-        for n in ("1", "5") if i % 2 else ("5", "1"):
+        in_turn = ("1", "5") if i % 2 else ("5", "1")
+        for n in in_turn:
             trainer, prompts = sides[n]
             torch.manual_seed(i)
             wall = time.perf_counter()
@@ -177,33 +174,36 @@ def compare(args: argparse.Namespace, folder: Path) -> dict:
             spent["wall"][n].append(time.perf_counter() - wall)
             spent["cpu"][n].append(time.process_time() - cpu)
             check_lengths([row], args.response)
-    # the first warms up
-    kept = {clock: {n: times[1:] for n, times in both.items()} for clock, both in spent.items()}
-    return {
-        "seconds": kept,
-        "ratio": {clock: ratio(both["5"], both["1"]) for clock, both in kept.items()},
-    }
+    seconds = {}
+    ratios = {}
+    for clock, both in spent.items():
+        # the first warms up
+        seconds[clock] = {n: times[1:] for n, times in both.items()}
+        ratios[clock] = ratio(seconds[clock]["5"], seconds[clock]["1"])
+    return {"seconds": seconds, "ratio": ratios}
 
 
 def ratio(over: list[float], under: list[float]) -> dict[str, float]:
     """Geometric mean of the pairs' ratios with its bootstrap interval, and their median."""
     logs = [math.log(a / b) for a, b in zip(over, under)]
     found = bootstrap_mean(logs)
-    logs = {
-        "mean": found.mean,
-        "low": found.low,
-        "high": found.high,
-        "median": statistics.median(logs),
+    return {
+        "mean": math.exp(found.mean),
+        "low": math.exp(found.low),
+        "high": math.exp(found.high),
+        "median": math.exp(statistics.median(logs)),
     }
-    return {name: math.exp(x) for name, x in logs.items()}
 
 
 def compare_table(found: dict) -> str:
-    rows = [
-        [clock, *(f"{statistics.median(found['seconds'][clock][n]):.3f}" for n in ("5", "1"))]
-        + [f"{r['mean']:.3f}× ({r['low']:.3f} to {r['high']:.3f})", f"{r['median']:.3f}×"]
-        for clock, r in found["ratio"].items()
-    ]
+    rows = []
+    for clock, ratios in found["ratio"].items():
+        row = [clock]
+        for n in ("5", "1"):
+            row.append(f"{statistics.median(found['seconds'][clock][n]):.3f}")
+        row.append(f"{ratios['mean']:.3f}× ({ratios['low']:.3f} to {ratios['high']:.3f})")
+        row.append(f"{ratios['median']:.3f}×")
+        rows.append(row)
     return markdown(["seconds per update", "n=5", "n=1", "n=5 / n=1", "median"], rows)
 
 
@@ -229,15 +229,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as top:
         folder = Path(top)
         write_models(folder, args.seed)
-        found = {s: cells.measure(f"profile/{s}", profile, args, folder, s) for s in args.settings}
+        found = {}
+        for setting in args.settings:
+            found[setting] = cells.measure(f"profile/{setting}", profile, args, folder, setting)
         peak = cells.measure("peak", lambda: {"gflops": peak_gflops()})["gflops"]
         print(f"one large matrix product: {peak:.0f} GFLOP/s\n\n{profile_table(found, peak)}\n")
-        print(
-            passes_table(
-                {c: cells.measure(f"passes/{c}", count_passes, args, folder, c) for c in CASES}
-            )
-            + "\n"
-        )
+        passes = {}
+        for case in CASES:
+            passes[case] = cells.measure(f"passes/{case}", count_passes, args, folder, case)
+        print(f"{passes_table(passes)}\n")
         print(compare_table(cells.measure("a/b", compare, args, folder)))
     cells.finish()
 

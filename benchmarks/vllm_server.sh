@@ -12,7 +12,8 @@
 # The first argument is the folder of the environment, which is made if it is not there (4 GB); the second is a model;
 # the others go to `vllm serve`. The server takes about 3 GB and serves adapters up to rank 16.
 set -euo pipefail
-venv=$1 model=$2
+usage="usage: vllm_server.sh ENVIRONMENT MODEL [options of vllm serve]"
+venv=${1:?$usage} model=${2:?$usage}
 shift 2
 
 if [[ ! -x $venv/bin/vllm ]]; then

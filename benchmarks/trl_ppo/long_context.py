@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from run import Case, Side, install
+from run import Case, Side, install_their_trl
 
 sys.path.append(str(Path(__file__).parents[1]))
 from cells import RESULTS, Cells
@@ -75,7 +75,7 @@ def table(records: dict[str, dict]) -> str:
 
 def main() -> None:
     args = parse()
-    install()
+    install_their_trl()
     cells = Cells(args.out, args)
     case = Case(
         "long context",

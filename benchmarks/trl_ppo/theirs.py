@@ -19,7 +19,13 @@ from transformers import (
     TrainerCallback,
 )
 from trl import __version__ as trl_version
-from trl.experimental.ppo import PPOConfig, PPOTrainer
+
+try:
+    from trl.experimental.ppo import PPOConfig, PPOTrainer
+except ModuleNotFoundError:  # later versions have none
+    raise SystemExit(
+        f"theirs.py: trl {trl_version} has no PPO trainer: start run.py, which installs one that has"
+    ) from None
 
 
 class Watch(TrainerCallback):
