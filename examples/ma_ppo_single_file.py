@@ -198,8 +198,8 @@ def train(name, model, rate, loss_of, rows, batch_size):
 
 def print_curves(curves):
     """The RM score by update: numbers, and a letter for each method."""
-    low = min(min(scores) for scores in curves.values())
-    high = max(max(scores) for scores in curves.values())
+    low = min(map(min, curves.values()))
+    high = max(map(max, curves.values()))
     print("\nupdate, RM scores of " + " and ".join(f"{name} ({name[0]})" for name in curves))
     for update, scores in enumerate(zip(*curves.values(), strict=True), start=1):
         line = [" "] * 61
