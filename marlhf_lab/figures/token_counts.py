@@ -28,7 +28,7 @@ def length_table(name: str, counts: Counts) -> str:
     lines = []
     for part, lengths in counts.items():
         line = [part, str(len(lengths["prompt"]))]
-        for of_texts in lengths.values():
+        for of_texts in lengths.values():  # prompts, chosen and rejected answers
             line += [f"{of_texts.mean():.1f}", f"{of_texts.max()}"]
         lines.append(line)
     return markdown(

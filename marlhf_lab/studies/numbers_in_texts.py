@@ -82,8 +82,8 @@ def _ratio(study: str, ratio: tuple[str, ...], threshold: float, window: int) ->
 def _contrast(value: Mapping, margin: float | None, form: str = "") -> str:
     """A ratio with its interval; with the form `equal`, whether the interval is within the margin of equality."""
     if form == "equal":
-        inside = margin and 1 / margin <= value["low"] and value["high"] <= margin
-        return f"equal within {margin:g}: {'yes' if inside else 'open'}"
+        is_inside = margin and 1 / margin <= value["low"] and value["high"] <= margin
+        return f"equal within {margin:g}: {'yes' if is_inside else 'open'}"
     text = interval(value, beside=1)
     different_ratios = {round(ratio, 6) for ratio in value["by_seed"]}
     if len(different_ratios) <= 1:  # then the interval has no width

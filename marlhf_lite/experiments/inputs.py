@@ -148,7 +148,7 @@ def _yes_or_no(value: object) -> str:
 
 def _form_of_data(options: StageCommand, stage: str, task: "Task") -> str:
     """Return what the rows are to a stage: turns, pairs, answers or prompts alone."""
-    if options.dataset == "tiny-guess" and stage not in ("sft", "rm"):
+    if options.dataset == "tiny-guess" and stage not in ("sft", "rm"):  # these read whole games
         return "turns"
     if len(task.splits["rm"]):
         return "pairs"

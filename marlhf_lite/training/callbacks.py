@@ -53,7 +53,7 @@ class Recorder(TrainerCallback):
         self.held_out = held_out
         self.every = every
         self.saves = saves
-        self.bar: tqdm | None = None
+        self.bar: tqdm | None = None  # until the training begins
         self.weights_at_start: dict[str, list[Tensor]] | None = None  # None once they have moved
         self.start_of_step = 0.0
 

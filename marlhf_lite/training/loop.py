@@ -66,6 +66,7 @@ class TrainingLoop:
         with self._progress_bar() as bar:
             while not (has_ended or is_asked_to_stop or self._has_all_updates()):
                 row = self._update_or_save_and_raise(update, next(batches))
+                # `z` writes a number that is rounded to -0.00 as 0.00.
                 bar.set_postfix({name: f"{row[name]:z.2f}" for name in SHOWN if name in row})
                 bar.update()
 

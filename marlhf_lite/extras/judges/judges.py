@@ -57,7 +57,10 @@ class ScoreJudge(Judge):
         self.scorer, self.name = scorer, name
 
     def __call__(self, prompt: str, a: str, b: str) -> Judgment:
-        """Raises `InputError` for a wrong number of scores, or for a score that is not finite."""
+        """Return which of two answers has the higher score; equal scores are a tie.
+
+        Raises `InputError` if the scorer returns another number of scores, or one that is not finite.
+        """
         scores = self.scorer([prompt, prompt], [a, b])
         score_a, score_b = finite(f"scores of judge {self.name}", scores, count=2).tolist()
         winner = "tie"

@@ -120,10 +120,8 @@ class Decoder:
         try:
             with torch.cuda.graph(graph):
                 self.step()
-        except (
-            torch.OutOfMemoryError
-        ):  # a `RuntimeError`, too; the caller tries again with fewer rows
-            raise
+        except torch.OutOfMemoryError:
+            raise  # a `RuntimeError`, too; the caller tries again with fewer rows
         except RuntimeError as error:  # a kernel that cannot be captured; nothing was changed
             warnings.warn(
                 f"sampling is slower, without a CUDA graph: {one_line(error)}", stacklevel=2
@@ -163,7 +161,7 @@ def decode(
     done = 1  # tokens: the decoder has drawn the first
     if ids.is_cuda and sampling.max_new_tokens > CHECK_EVERY:
         step = decoder.captured()
-        done = 3
+        done += 2  # it has drawn two more, as a graph needs before it is captured
     while done < sampling.max_new_tokens:
         # To ask makes the CPU wait for the GPU, so it is asked seldom.
         if done % CHECK_EVERY == 0 and not decoder.going.any():
