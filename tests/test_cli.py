@@ -604,7 +604,7 @@ def test_a_full_disk_is_one_line_wherever_it_shows(tiny, shared, sft, monkeypatc
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
 @pytest.mark.parametrize("buffered", ["", "1"])
 def test_output_that_cannot_be_written_is_one_line(buffered):
-    """Python writes a short text only when it ends; a pipe ends with its reader, such as `head`."""
+    """Python writes a short text only when it ends. A reader that ends, such as `head`, is no error."""
     words, environment = (
         [sys.executable, "-m", "marlhf_lite", "presets"],
         {**os.environ, "PYTHONUNBUFFERED": buffered},
@@ -622,7 +622,7 @@ def test_output_that_cannot_be_written_is_one_line(buffered):
     os.close(reading)
     done = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, env=environment, text=True)
     os.close(writing)
-    assert done.returncode == 2 and "such as head" in done.stderr and done.stderr.count("\n") == 1
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_other_errors_are_not_taken_for_a_full_disk():
