@@ -16,6 +16,8 @@ from conftest import changed, fails, nudge, snapshot
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
+    BertConfig,
+    BertLMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
@@ -24,8 +26,10 @@ from transformers import (
 import marlhf_lite
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import ModelConfig
+from marlhf_lite.experiments.other_tokenizers import check_tokenizer_beside
 from marlhf_lite.models import door
 from marlhf_lite.models.actor_critic import ScalarHeadModel
+from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.models.loading import (
     build_models,
     load_base,
@@ -101,6 +105,9 @@ KINDS = {
     ),
     "of tokens": lambda: peft.LoraConfig(
         r=4, trainable_token_indices=[5, 6, 7], target_modules=LAYERS
+    ),
+    "of tokens, also in the head": lambda: peft.LoraConfig(
+        r=4, trainable_token_indices={"embed_tokens": [5, 6], "lm_head": [5]}, target_modules=LAYERS
     ),
     "of the embedding": lambda: peft.LoraConfig(r=4, target_modules=["q_proj", "embed_tokens"]),
     "of the head": lambda: peft.LoraConfig(r=4, target_modules=["q_proj", "lm_head"]),
@@ -190,9 +197,9 @@ def test_the_roles_are_built_without_a_warning_about_peft(base, sft, rm, recwarn
     assert not [str(x.message) for x in recwarn if "is_gradient_checkpointing" in str(x.message)]
 
 
-def edited(folder, **values):
-    """Change values of an adapter's config."""
-    file = folder / "adapter_config.json"
+def edited(folder, name="adapter_config.json", **values):
+    """Change values of a config, by default an adapter's."""
+    file = folder / name
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
     return folder
 
@@ -206,7 +213,16 @@ REFUSED = {
     "LoftQ": ({"init_lora_weights": "loftq"}, "was made by loftq"),
     "LoRA-GA": ({"init_lora_weights": "lora_ga"}, "was made by lora_ga"),
     "an unknown kind": ({"peft_type": "LATER"}, "adapter_config.json cannot be read"),
+    "a setting that peft does not know": (
+        {"monteclora_config": {"later": 1}},
+        "adapter_config.json cannot be read",
+    ),
     "no kind": ({"peft_type": None}, "adapter_config.json cannot be read"),
+    "behind certain tokens": ({"alora_invocation_tokens": [7, 8]}, "acts only behind certain tok"),
+    "at random": ({"monteclora_config": {"num_samples": 2}}, "draws its weights at random"),
+    "a task beside the text": ({"peft_type": "POLY"}, "(POLY) needs the number of a task"),
+    "a mean over the batch": ({"peft_type": "LILY"}, "(LILY) chooses its parts by the mean"),
+    "a second model": ({"peft_type": "SHADOW"}, "(SHADOW) runs a second model"),
     "a module to import": (
         {"megatron_config": {"x": 1}, "megatron_core": "gift"},
         "names a module of Python to import",
@@ -226,6 +242,58 @@ def test_an_adapter_that_does_not_fit_is_one_line(what, place, shared, tmp_path,
         fails(lambda load=load: load(shared, folder), str(folder), reason)
     assert not changed(shared, before) and not (tmp_path / "it-ran").exists()
     assert "gift" not in sys.modules
+
+
+# Kinds that PEFT cannot merge, or merges wrongly -> what export says.
+NOT_MERGED = {
+    "with a bias": "the adapter: cannot be merged into its base",
+    "OSF": "the adapter: merged into its base it changes log-probabilities by",
+}
+
+
+@pytest.mark.parametrize("kind", ["norms", "layers that repeat", *NOT_MERGED])
+def test_an_adapter_is_exported_as_it_computes_or_not_at_all(kind, place, tmp_path, capsys):
+    """Also where PEFT's merging swaps layers, and where layers share weights; all kinds sample."""
+    config = peft.OSFConfig(target_modules=LAYERS) if kind == "OSF" else KINDS[kind]()
+    folder = adapter(tmp_path / "adapter", place, config)
+    out = tmp_path / "out"
+    words = ["--model", str(place), "--policy", str(folder)]
+    assert not main(["generate", *words, "--prompt", "Hi", "--max_response_length", "4"])
+    code = main(["export", *words, "--output_dir", str(out)])
+    if kind in NOT_MERGED:
+        assert code == 2 and not out.exists()
+        assert NOT_MERGED[kind] in capsys.readouterr().err.splitlines()[-1]
+        return
+    fresh = AutoModelForCausalLM.from_pretrained(place)
+    expected = logprobs(peft.PeftModel.from_pretrained(fresh, folder))
+    found = logprobs(AutoModelForCausalLM.from_pretrained(out))
+    assert not code
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+
+
+def test_an_adapter_that_trl_cannot_train_is_one_line_before_the_run(
+    place, pairs, tmp_path, capsys
+):
+    folder = adapter(tmp_path / "adapter", place, KINDS["AdaLoRA"]())
+    words = f"dpo --model {place} --sft {folder} --dataset {pairs} --output_dir {tmp_path / 'out'}"
+    assert main(words.split()) == 2 and not (tmp_path / "out").exists()
+    assert "DPO, RLOO and GRPO cannot train it" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_of_a_model_in_memory_the_active_adapter_is_taken(place, shared):
+    """Whatever it is called, and whatever others are there."""
+    torch.manual_seed(2)
+    fresh = AutoModelForCausalLM.from_pretrained(place)
+    model = peft.get_peft_model(fresh, peft.LoraConfig(r=4, target_modules=LAYERS))
+    model.add_adapter("mine", peft.LoraConfig(r=2, target_modules=LAYERS))
+    for name in ("default", "mine"):
+        model.set_adapter(name)
+        nudge(model, 1)
+        taken = logprobs(load_policy(shared, model))
+        torch.testing.assert_close(taken, logprobs(model), rtol=0, atol=1e-4)
+    model.base_model.set_adapter(["default", "mine"])
+    reason = "PeftModel in memory: not one adapter of it is active (default, mine)"
+    fails(lambda: load_policy(shared, model), reason)
 
 
 def test_an_adapter_of_a_deeper_model_is_refused(place, shared, tokenizer, tmp_path):
@@ -306,16 +374,71 @@ HEADS = {
 def test_a_reward_model_with_gaps_is_one_line_before_anything_trains(
     gap, tokenizer, pairs, tmp_path, capsys
 ):
-    """In a whole run, whose first stage does not read it."""
+    """Also in a whole run, whose first stage does not read it, and before answers are sampled to be scored."""
     change, reason = HEADS[gap]
     base = llama(tmp_path / "base", tokenizer)
+    sft = adapter(tmp_path / "sft", base, peft.LoraConfig(r=4, target_modules=LAYERS))
     kind = {"kind": LlamaForSequenceClassification, "num_labels": 1}
     folder = rewritten(llama(tmp_path / "rm", tokenizer, **kind), change)
-    words = f"run --model {base} --rm {folder} --dataset {pairs} --critic_init sft --updates 1"
-    assert main([*words.split(), "--output_dir", str(tmp_path / "run")]) == 2
+    commands = {
+        "run": "--critic_init sft --updates 1",
+        "ppo": f"--sft {sft} --critic_init sft --updates 1 --batch_size 4",
+        "evaluate": f"--sft {sft} --eval_prompts 2",
+    }
+    for command, words in commands.items():
+        words = f"{command} --model {base} --rm {folder} --dataset {pairs} {words}"
+        assert main([*words.split(), "--output_dir", str(tmp_path / "run")]) == 2
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert f"{folder}: " in error and reason in error, error
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("finetune", ["lora", "full"])
+def test_every_policy_is_tried_before_any_answers(finetune, tokenizer, pairs, tmp_path, capsys):
+    """The second one lacks weights: a single line, and no answers of the first."""
+    base = llama(tmp_path / "base", tokenizer)
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    for folder in (good, bad):
+        if finetune == "full":
+            llama(folder, tokenizer)
+        else:
+            adapter(folder, base, peft.LoraConfig(r=4, target_modules=LAYERS))
+    file, lacking = ("model", "lm_head") if finetune == "full" else ("adapter_model", "q_proj")
+    weights = load_file(bad / f"{file}.safetensors")
+    without(lacking)(weights)
+    save_file(weights, bad / f"{file}.safetensors", metadata={"format": "pt"})
+    words = (
+        f"evaluate --finetune {finetune} --model {base} --sft {good} --policies a={good},b={bad}"
+    )
+    words += (
+        f" --dataset {pairs} --reward builtins:len --eval_prompts 2 --output_dir {tmp_path}/out"
+    )
+    assert main(words.split()) == 2 and not (tmp_path / "out").exists()
     error = capsys.readouterr().err.splitlines()[-1]
-    assert f"{folder}: " in error and reason in error, error
-    assert not (tmp_path / "run").exists()
+    assert f"{bad}: " in error and lacking in error
+
+
+def test_a_base_with_gaps_is_found_before_all_its_weights_train(tokenizer, pairs, tmp_path, capsys):
+    folder = rewritten(llama(tmp_path / "m", tokenizer), without("lm_head"))
+    words = f"sft --finetune full --model {folder} --dataset {pairs} --output_dir {tmp_path}/out"
+    assert main(words.split()) == 2 and not (tmp_path / "out").exists()
+    assert "its files lack lm_head.weight" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_base_that_reads_what_follows_is_refused(tokenizer, pairs, tmp_path, capsys):
+    """Each answer would be told to it; transformers loads such a model as a causal one."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 2, "initializer_range": 0.3}
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **sizes)
+    BertLMHeadModel(config).save_pretrained(tmp_path / "m")
+    tokenizer.save_pretrained(tmp_path / "m")
+    words = f"sft --model {tmp_path}/m --dataset {pairs} --output_dir {tmp_path}/out"
+    assert main(words.split()) == 2 and not (tmp_path / "out").exists()
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert (
+        "bert models cannot train here: tokens after a text change its log-probabilities" in error
+    )
 
 
 def test_what_is_left_over_of_a_larger_model_is_named_once(tokenizer, tmp_path, capsys):
@@ -334,6 +457,77 @@ def test_a_folder_with_a_model_and_an_adapter_is_refused(place, tmp_path):
     adapter(tmp_path / "a", place, peft.LoraConfig(r=4, target_modules=LAYERS))
     shutil.copytree(tmp_path / "a", folder, dirs_exist_ok=True)
     fails(lambda: load_base(ModelConfig(model=str(folder))), f"--model {folder}", "give them apart")
+
+
+def cut(folder, name):
+    """Take the end off a file, as a download that broke off does."""
+    file = folder / f"{name}.safetensors"
+    file.write_bytes(file.read_bytes()[:-300])
+    return folder
+
+
+def test_a_damaged_file_is_named_with_a_mend_that_works(tokenizer, place, shared, tmp_path):
+    """The names of local folders are right: it is of no use to check them."""
+    mend = "download or save it again"
+    base = cut(llama(tmp_path / "base", tokenizer), "model")
+    fails(lambda: load_base(ModelConfig(model=str(base))), f"--model {base}: cannot be", mend)
+    kind = {"kind": LlamaForSequenceClassification, "num_labels": 1}
+    reward = cut(llama(tmp_path / "rm", tokenizer, **kind), "model")
+    fails(lambda: load_score_model(shared, reward), f"{reward}: cannot be loaded", mend)
+    config = peft.LoraConfig(r=4, target_modules=LAYERS)
+    sft = cut(adapter(tmp_path / "sft", place, config), "adapter_model")
+    fails(lambda: load_policy(shared, sft), f"{sft}: cannot be loaded", mend)
+    edited(llama(tmp_path / "untyped", tokenizer), "config.json", model_type=None)
+    untyped = ModelConfig(model=str(tmp_path / "untyped"))
+    fails(lambda: load_base(untyped), "cannot be loaded", mend)
+
+
+def test_an_index_names_files_of_its_folder_alone(tokenizer, tmp_path):
+    """No hash of the folder would cover others."""
+    folder = llama(tmp_path / "m", tokenizer)
+    names = dict.fromkeys(load_file(folder / "model.safetensors"), "../elsewhere.safetensors")
+    (folder / "model.safetensors").rename(tmp_path / "elsewhere.safetensors")
+    index = {"metadata": {}, "weight_map": names}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    reason = "names ../elsewhere.safetensors, which is outside the folder"
+    fails(lambda: load_base(ModelConfig(model=str(folder))), reason)
+
+
+def test_a_base_with_one_number_that_is_none_is_refused(tokenizer, tmp_path):
+    """A text that lacks that token would not show it."""
+
+    def spoil(weights):
+        weights["model.embed_tokens.weight"][300, 3] = float("nan")
+
+    folder = rewritten(llama(tmp_path / "m", tokenizer), spoil)
+    fails(lambda: load_base(ModelConfig(model=str(folder))), "its weights are not finite")
+
+
+def test_reward_models_from_elsewhere_in_their_forms(tokenizer, shared, place, tmp_path):
+    """Older files, another head, none, and an adapter that PEFT has put into a folder of its name."""
+    kind = {"kind": LlamaForSequenceClassification, "num_labels": 1}
+    whole = llama(tmp_path / "whole", tokenizer, **kind)
+    expected = load_score_model(shared, whole).score.weight
+    torch.save(load_file(whole / "model.safetensors"), whole / "pytorch_model.bin")
+    (whole / "model.safetensors").unlink()
+    assert resolve_adapter_dir("rm", str(whole)) == whole
+    assert torch.equal(load_score_model(shared, whole).score.weight, expected)
+
+    def saved(name, labels):
+        base = LlamaForSequenceClassification.from_pretrained(place, num_labels=labels)
+        config = peft.LoraConfig(r=4, target_modules=LAYERS, task_type="SEQ_CLS")
+        peft.get_peft_model(base, config, adapter_name=name).save_pretrained(tmp_path / name)
+        return tmp_path / name
+
+    two = saved("default", labels=2)
+    fails(lambda: load_score_model(shared, two), "it gives 2 numbers a text: give one with 1")
+    named = saved("mine", labels=1)
+    fails(lambda: resolve_adapter_dir("rm", str(named)), f"give {named / 'mine'}")
+    headless = edited(named / "mine", modules_to_save=None)
+    weights = load_file(headless / "adapter_model.safetensors")
+    without("score")(weights)
+    save_file(weights, headless / "adapter_model.safetensors")
+    fails(lambda: load_score_model(shared, headless), 'by modules_to_save=["score"]')
 
 
 # -- tokenizers -------------------------------------------------------------------------------------------------------
@@ -367,7 +561,8 @@ def test_a_hub_name_whose_cache_has_no_tokenizer(place, tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     assert load_base(ModelConfig(model="somebody/theirs"))
-    fails(lambda: load_tokenizer("somebody/theirs"), "--model somebody/theirs: ", "tokenizer")
+    reason = "--model somebody/theirs: no tokenizer (tokenizer.json): save the tokenizer there too"
+    fails(lambda: load_tokenizer("somebody/theirs"), reason)
 
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}\n{% endfor %}"
@@ -407,3 +602,46 @@ def test_a_tokenizer_beside_an_adapter_is_the_one_in_use(
         for name, command in words.items():
             out = str(tmp_path / f"{name} again")
             assert not main([*command.split(), out, "--model", tiny.model, *advice])
+
+
+TEMPLATE_ALONE = {
+    "chat_template.jinja": TEMPLATE,
+    "tokenizer_config.json": json.dumps({"chat_template": TEMPLATE}),
+}
+
+
+@pytest.mark.parametrize("file", TEMPLATE_ALONE)
+def test_a_template_beside_an_adapter_counts_without_its_tokenizer(file, tokenizer, tmp_path):
+    (tmp_path / file).write_text(TEMPLATE_ALONE[file])
+    reason = "its tokenizer has another chat template than --model base"
+    fails(lambda: check_tokenizer_beside(tmp_path, tokenizer, "base", "auto"), reason)
+    check_tokenizer_beside(tmp_path, tokenizer, "base", "none")
+
+
+def test_an_end_beside_an_adapter_counts_without_its_tokenizer(tokenizer, tmp_path):
+    end = {"content": "<mask>", "special": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
+    reason = "its tokenizer ends texts by <mask>, that of --model base by <eos>"
+    fails(lambda: check_tokenizer_beside(tmp_path, tokenizer, "base", "auto"), reason)
+
+
+def test_a_tokenizer_beside_an_adapter_cuts_texts_alike(tokenizer, tmp_path):
+    """Equal vocabularies are not enough: one does not begin texts by BOS, and one joins fewer tokens."""
+    tokenizer.save_pretrained(tmp_path)
+    check_tokenizer_beside(tmp_path, tokenizer, "base", "auto")
+    file = tmp_path / "tokenizer.json"
+    values = json.loads(file.read_text())
+    fewer_joins = values["model"] | {"merges": values["model"]["merges"][:20]}
+    for name, value in {"post_processor": None, "model": fewer_joins}.items():
+        file.write_text(json.dumps(values | {name: value}))
+        reason = "makes other tokens of a text than that of --model base"
+        fails(lambda: check_tokenizer_beside(tmp_path, tokenizer, "base", "auto"), reason)
+
+
+def test_the_tokenizer_of_a_reward_model_is_named_by_its_option(tokenizer, tmp_path):
+    own = copy.deepcopy(tokenizer)
+    own.eos_token = None
+    own.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    reason = f"--rm {tmp_path}: its tokenizer has no EOS token"
+    fails(lambda: load_tokenizer(str(tmp_path), option="rm"), reason)

@@ -53,7 +53,7 @@ from marlhf_lite.macro import TerminationRule
 from marlhf_lite.models.adapters import other_base
 from marlhf_lite.models.checks import check_base, ways
 from marlhf_lite.models.fast.switch import levers_of_choice
-from marlhf_lite.models.loading import load_base, load_tokenizer
+from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer, new_policy
 from marlhf_lite.tasks.prompts import RowColumns, prompts_of
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.training.checkpoint import update_to_resume, updates_with_checkpoint
@@ -63,6 +63,7 @@ from marlhf_lite.training.rewards import EnvironmentReward, FunctionReward
 from marlhf_lite.training.rollout import Sampler, Sampling, generate, sampling_of
 from marlhf_lite.training.safeguards import count_updates
 from marlhf_lite.training.trackers import tracker_names
+from marlhf_lite.training.trl_trainers import check_adapter
 from marlhf_lite.training.trl_trainers import check_batches as check_batches_of_trl
 from marlhf_lite.utils.errors import InputError, did_you_mean
 from marlhf_lite.utils.jsonl import write_json
@@ -471,11 +472,26 @@ def check_base_model(plan: PlannedRun) -> None:
     check_base(plan.options, plan.inputs, plan.base)
 
 
+def check_adapter_of_trl(plan: PlannedRun) -> None:
+    """Raise `InputError` for an adapter that TRL, which trains four of the stages, cannot train."""
+    options = plan.options
+    if options.finetune == "full" or not {"sft", "dpo", "rloo", "grpo"} & set(options.stages):
+        return
+    sft = plan.inputs.sft
+    check_adapter(load_policy(plan.base, sft) if sft else new_policy(plan.base, options))
+
+
 def check_texts_with_model(plan: PlannedRun) -> None:
     check_texts(plan.options, plan.base, plan.tokenizer, plan.task, plan.sampler)
 
 
-STEPS_WITH_THE_MODEL = [load_base_model, make_manifest, check_base_model, check_texts_with_model]
+STEPS_WITH_THE_MODEL = [
+    load_base_model,
+    make_manifest,
+    check_base_model,
+    check_adapter_of_trl,
+    check_texts_with_model,
+]
 
 
 def _begin(plan: PlannedRun) -> RunContext:

@@ -17,7 +17,7 @@ from marlhf_lite.experiments.model_card import write_model_card
 from marlhf_lite.experiments.other_tokenizers import check_tokenizer_beside
 from marlhf_lite.experiments.samplers import open_dialogues
 from marlhf_lite.models.adapters import is_full_model
-from marlhf_lite.models.checks import check_length
+from marlhf_lite.models.checks import check_length, check_merged_alike, logprobs_of_any_text
 from marlhf_lite.models.door import read_config
 from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer
 from marlhf_lite.models.merging import lost_share, merge_adapter, merged_weights, round_to
@@ -138,7 +138,9 @@ def export_policy(options: ExportCommand, folder: Path, output: Path) -> None:
     # 2. Merge and round it.
     dtype, line = _choose_format(options, policy, options_of_run.get("dtype", ""))
     if isinstance(policy, PeftModel):
+        before = logprobs_of_any_text(policy)
         model = merge_adapter(policy, dtype)
+        check_merged_alike(before, model)
     else:
         model = round_to(policy, dtype)
     if not all(bool(weight.isfinite().all()) for weight in model.parameters()):

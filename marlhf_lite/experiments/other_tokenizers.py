@@ -6,7 +6,12 @@ from pathlib import Path
 from marlhf_lite.config.commands import StageCommand
 from marlhf_lite.experiments.inputs import Inputs
 from marlhf_lite.models.adapters import is_full_model
-from marlhf_lite.models.door import has_tokenizer, read_config, read_tokenizer
+from marlhf_lite.models.door import (
+    has_tokenizer,
+    read_config,
+    read_template_and_end,
+    read_tokenizer,
+)
 from marlhf_lite.models.loading import load_tokenizer
 from marlhf_lite.models.score_heads import check_gives_one_score
 from marlhf_lite.tasks.answers import encode_continuation
@@ -20,6 +25,9 @@ from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import run_of
 from marlhf_lite.utils.seals import SEAL
 from marlhf_lite.utils.user_code import named_errors
+
+# What two tokenizers read to see whether they cut texts alike: words, numbers, white space, capitals, an accent.
+SAMPLE_TEXT = "In 2024,  naïve Tokenizers\n\n(say 'why?') cut 12345 words:\tdon't they?"
 
 
 class TextReader:
@@ -111,7 +119,7 @@ def reader_of(rm: Path | None, tokenizer, task: Task) -> TextReader | None:
     """
     if rm is None or not is_full_model(rm) or not has_tokenizer(rm):
         return None
-    own = load_tokenizer(str(rm))
+    own = load_tokenizer(str(rm), option="rm")
     is_of_a_run = bool(run_of(rm)) or (rm / SEAL).is_file()
     if _reads_the_same_tokens(own, tokenizer, task, is_of_a_run):
         return None
@@ -156,24 +164,18 @@ def check_tokenizer_beside(folder: Path, tokenizer, model: str, chat_template: s
     That is the chat template, unless `--chat_template` chooses one; the end token; and the meaning of token ids. Tokens
     that were only added, such as one for padding, change nothing.
     """
-    if not has_tokenizer(folder):
-        return
-    own = read_tokenizer(str(folder), folder)
     delete_it = f"delete the tokenizer's files in {folder} to use that of --model"
+    if has_tokenizer(folder):
+        own = read_tokenizer(str(folder), folder)
+        own_template = own.chat_template
+        own_end = own.eos_token
+        _check_same_tokens(own, tokenizer, f"that of --model {model}", folder, delete_it)
+    else:  # the tokenizer itself may have been left out, or deleted
+        own_template, own_end = read_template_and_end(folder)
 
-    # 1. The meaning of token ids. A token that only one of the two has changes nothing.
-    ids = tokenizer.get_vocab()
-    moved = []
-    for token, own_id in own.get_vocab().items():
-        if token in ids and ids[token] != own_id:
-            moved.append(token)
-    if moved:
-        what = f"its tokenizer numbers tokens otherwise than that of --model {model}, such as {moved[0]}"
-        raise InputError(f"{folder}: {what}: give the model it was trained on, or {delete_it}")
-
-    # 2. The chat template, unless a file or `none` chooses one.
+    # 1. The chat template, unless a file or `none` chooses one.
     is_chosen = chat_template not in ("auto", "text")
-    if own.chat_template and not is_chosen and own.chat_template != tokenizer.chat_template:
+    if own_template and not is_chosen and own_template != tokenizer.chat_template:
         file = folder / "chat_template.jinja"
         fix = f"give --chat_template {file}"
         if not file.is_file():
@@ -182,12 +184,36 @@ def check_tokenizer_beside(folder: Path, tokenizer, model: str, chat_template: s
             f"{folder}: its tokenizer has another chat template than --model {model}: {fix}, or none for plain text"
         )
 
-    # 3. The end token. A chat template writes its own, so only the end of plain texts is compared.
+    # 2. The end token. A chat template writes its own, so only the end of plain texts is compared.
     ends = {tokenizer.eos_token}
     if tokenizer.chat_template:
         ends.add(end_of_turn(tokenizer))
-    if not own.chat_template and own.eos_token is not None and own.eos_token not in ends:
-        what = f"its tokenizer ends texts by {own.eos_token}, that of --model {model} by {tokenizer.eos_token}"
+    if not own_template and own_end is not None and own_end not in ends:
+        what = f"its tokenizer ends texts by {own_end}, that of --model {model} by {tokenizer.eos_token}"
+        fix = "save its tokenizer in a copy of the model's folder, and give that as --model"
+        raise InputError(f"{folder}: {what}: {fix}, or {delete_it}")
+
+
+def _check_same_tokens(own, tokenizer, other: str, folder: Path, delete_it: str) -> None:
+    """Raise `InputError` if the tokenizer `own`, in a model's folder, makes other tokens of texts than `tokenizer`.
+
+    A token that only one of the two has changes nothing, such as one for padding. `other` is what the message calls
+    `tokenizer`, and `delete_it` is how to do without `own`.
+    """
+    ids = tokenizer.get_vocab()
+    moved = []
+    for token, own_id in own.get_vocab().items():
+        if token in ids and ids[token] != own_id:
+            moved.append(token)
+    if moved:
+        what = f"its tokenizer numbers tokens otherwise than {other}, such as {moved[0]}"
+        raise InputError(f"{folder}: {what}: give the model it was trained on, or {delete_it}")
+    # Equal vocabularies may be cut in another way, and a token such as BOS may begin texts or not.
+    as_plain_text = {"split_special_tokens": True}
+    read_alike = read_tokenizer(str(folder), folder, kind=type(tokenizer))
+    own_ids = read_alike(SAMPLE_TEXT, **as_plain_text)["input_ids"]
+    if own_ids != tokenizer(SAMPLE_TEXT, **as_plain_text)["input_ids"]:
+        what = f"its tokenizer makes other tokens of a text than {other}"
         fix = "save its tokenizer in a copy of the model's folder, and give that as --model"
         raise InputError(f"{folder}: {what}: {fix}, or {delete_it}")
 

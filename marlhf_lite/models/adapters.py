@@ -59,6 +59,10 @@ def resolve_adapter_dir(option: str, folder: str) -> Path:
     fix = f"give a folder that `marlhf {command}` wrote"
     # The trainers of SFT and reward model write such checkpoints until they have ended.
     checkpoints = sorted(root.glob(f"{places_in_a_run[0]}/checkpoint-*"), key=os.path.getmtime)
+    # PEFT writes an adapter that has another name than `default` into a folder of that name.
+    named = sorted(path.parent for path in root.glob("*/adapter_config.json"))
+    if named and all(place.name not in ("sft", "rm", "policy") for place in named):
+        fix = f"give {named[0]}"
     if checkpoints:
         fix = f"its run was stopped: continue it by --resume, or give {checkpoints[-1]}"
     elif is_hub_name:
@@ -133,8 +137,10 @@ def _check_adapter(source: str, place: Path, task_type: str, command: str) -> No
     if is_sharded_folder(place):  # its weights have other names, and are checked when they are read
         return
     weights = "model" if is_full else "adapter_model"
-    pattern = "model*" if is_full else "adapter_model.*"  # a large model has several files
-    if not any(file.suffix in (".safetensors", ".bin") for file in place.glob(pattern)):
+    # A large model has several files; older ones are called pytorch_model.bin.
+    patterns = ("model*", "pytorch_model*") if is_full else ("adapter_model.*",)
+    files = [file for pattern in patterns for file in place.glob(pattern)]
+    if not any(file.suffix in (".safetensors", ".bin") for file in files):
         raise InputError(f"{source}: no weights ({weights}.safetensors): {again}")
 
 

@@ -6,20 +6,30 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from peft import PeftModel
 from transformers import PreTrainedModel
 
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
+from marlhf_lite.models.adapters import is_full_model
 from marlhf_lite.models.fast.last_layer import has_plain_last_layer
 from marlhf_lite.models.fast.switch import levers_of_model
-from marlhf_lite.models.loading import load_policy, load_score_model, new_policy, share
+from marlhf_lite.models.loading import (
+    check_base_is_whole,
+    check_can_be_loaded,
+    load_policy,
+    new_policy,
+    new_reward_model,
+    share,
+)
 from marlhf_lite.models.positions import position_limit, shared_rope_limit
 from marlhf_lite.models.score_heads import with_head
 from marlhf_lite.utils.errors import InputError, one_line
 
-PADS = 3  # padding tokens before a text, when a base is tried
-# Mean difference in nats per token between a text alone and the same text after padding; rounding stays far below.
-PADDING_GAP = {torch.float32: 1e-2, torch.bfloat16: 0.5, torch.float16: 0.5}
+OTHERS = 3  # other tokens around a text, when a base is tried
+# Mean difference in nats per token between a text alone and among other tokens, or before and after an adapter is
+# merged; rounding stays far below.
+LARGEST_GAP = {torch.float32: 1e-2, torch.bfloat16: 0.5, torch.float16: 0.5}
 
 
 def check_length(base: PreTrainedModel, model: str, prompt: int, response: int) -> None:
@@ -61,9 +71,22 @@ def check_base(options, inputs, base: PreTrainedModel) -> None:
         check_trainable(
             base, options, inputs.sft, needs_head=bool({"rm", "ppo"} & set(options.stages))
         )
-    trains_before_reward_is_read = len(options.stages) > 1
-    if inputs.rm and trains_before_reward_is_read:
-        load_score_model(base, inputs.rm)
+    # 1. Every model that the command names, although stages read it later: a fault should cost no training.
+    starts_from_base = "sft" in options.stages and not inputs.sft
+    if starts_from_base and options.finetune == "full":
+        check_base_is_whole(options)
+    for policy in (inputs.sft, *inputs.policies.values()):
+        if policy:
+            check_can_be_loaded(base, policy, gives_scores=False)
+    if inputs.rm:
+        check_can_be_loaded(base, inputs.rm, gives_scores=True)
+
+    # 2. A reward model or a critic that starts from SFT's adapter: not every kind of adapter takes a head.
+    starts_from_sft = "rm" in options.stages
+    for method in options.methods.values():
+        starts_from_sft |= method.critic_init == "sft" or not inputs.rm
+    if inputs.sft and starts_from_sft and not is_full_model(inputs.sft):
+        new_reward_model(base, inputs.sft)
 
 
 def check_trainable(
@@ -88,42 +111,77 @@ def check_trainable(
     try:
         if needs_head:
             roles["scores"] = ScalarHeadModel(with_head(share(base), 0))
-        gaps = {name: _padding_gap(role, base) for name, role in roles.items()}
+        gaps = {}
+        for name, role in roles.items():
+            gaps[f"padding before a text changes its {name}"] = _gap(role, base, before=OTHERS)
+            gaps[f"tokens after a text change its {name}"] = _gap(role, base, after=OTHERS)
     # How models fail that take other inputs, such as those that also read pictures.
     except (TypeError, ValueError, AttributeError, RuntimeError, LookupError) as error:
         raise InputError(
             f"--model {options.model}: {family} models cannot train here: {one_line(error)}"
         ) from None
-    for name, gap in gaps.items():
+    for what, gap in gaps.items():
         if math.isnan(gap):
+            outputs = what.rpartition(" its ")[2]
             fix = "give weights without NaN, or another --dtype"
-            raise InputError(f"--model {options.model}: its {name} are not finite: {fix}")
-        if gap > PADDING_GAP[base.dtype]:
-            what = f"padding before a text changes its {name} by {gap:.2f}"
-            raise InputError(f"--model {options.model}: {family} models cannot train here: {what}")
+            raise InputError(f"--model {options.model}: its {outputs} are not finite: {fix}")
+        if gap > LARGEST_GAP[base.dtype]:
+            raise InputError(
+                f"--model {options.model}: {family} models cannot train here: {what} by {gap:.2f}"
+            )
 
 
 @torch.no_grad()
-def _padding_gap(role: PolicyModel | ScalarHeadModel, base: PreTrainedModel) -> float:
-    """Return the mean difference between a role's outputs for a text alone and for the same text after padding.
+def _gap(
+    role: PolicyModel | ScalarHeadModel, base: PreTrainedModel, before: int = 0, after: int = 0
+) -> float:
+    """Return the mean difference between a role's outputs for a text alone and for the same text among other tokens.
 
-    It is in nats per token for log-probabilities, and near 0 unless the model ignores the mask or the positions.
+    `before` is the number of padding tokens before the text, `after` that of other tokens after it. The difference is
+    in nats per token for log-probabilities. It is near 0 unless the model ignores the mask or the positions, or reads
+    what follows, as one that fills gaps in texts does.
     """
-    # Any eight tokens do; 10 to 17 are seldom special tokens.
-    text = torch.arange(10, 18) % base.config.get_text_config().vocab_size
+    text = _any_text(base)
     alone = text[None].to(base.device)
-    padded = torch.cat([text.new_ones(PADS), text])[None].to(base.device)
+    among_others = torch.cat([text.new_ones(before), text, text.new_ones(after)])[None]
+    among_others = among_others.to(base.device)
     mask_alone = torch.ones_like(alone)
-    mask_padded = torch.ones_like(padded)
-    mask_padded[:, :PADS] = 0
+    mask = torch.ones_like(among_others)
+    mask[:, :before] = 0
     if isinstance(role, PolicyModel):
         length = len(text) - 1  # nothing predicts the first token
         outputs_alone, _ = role(alone, mask_alone, length)
-        outputs_padded, _ = role(padded, mask_padded, length)
+        outputs, _ = role(among_others, mask, length + after)
+        outputs = outputs[:, :length]
     else:
         outputs_alone = role(alone, mask_alone)
-        outputs_padded = role(padded, mask_padded)[:, PADS:]
-    return (outputs_alone - outputs_padded).abs().mean().item()
+        outputs = role(among_others, mask)[:, before : before + len(text)]
+    return (outputs_alone - outputs).abs().mean().item()
+
+
+def _any_text(model: PreTrainedModel) -> torch.Tensor:
+    """Return eight tokens, on the CPU: 10 to 17, which are seldom special ones."""
+    return torch.arange(10, 18) % model.config.get_text_config().vocab_size
+
+
+@torch.no_grad()
+def logprobs_of_any_text(model: PreTrainedModel | PeftModel) -> torch.Tensor:
+    """Return the log-probabilities of the same few tokens, to compare two forms of one model."""
+    text = _any_text(model)[None].to(model.device)
+    logprobs, _ = PolicyModel(model.eval())(text, torch.ones_like(text), text.shape[1] - 1)
+    return logprobs
+
+
+def check_merged_alike(before: torch.Tensor, merged: PreTrainedModel) -> None:
+    """Raise `InputError` if a model with its adapter merged gives other log-probabilities than `before`.
+
+    PEFT has more than forty kinds of adapters, and not all that it merges without an error are merged rightly.
+    """
+    gap = (before - logprobs_of_any_text(merged)).abs().mean().item()
+    if gap > LARGEST_GAP[merged.dtype]:
+        what = f"merged into its base it changes log-probabilities by {gap:.2f}"
+        fix = "load it beside its base by PEFT, as its model card says"
+        raise InputError(f"the adapter: {what}: {fix}")
 
 
 def ways(base: PreTrainedModel, options: ModelConfig) -> dict[str, str]:

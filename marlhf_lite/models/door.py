@@ -46,6 +46,20 @@ ERRORS_OF_LOADING = (
 )
 # Starts of `init_lora_weights` in an adapter's config. To read one, PEFT takes a part off the base's weights.
 STARTS_THAT_EDIT_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+# PEFT's kinds that do more than add to what a layer computes for one token -> what they do.
+MORE_THAN_LAYERS = {
+    "XLORA": "mixes other adapters, which it would load from elsewhere",
+    "POLY": "needs the number of a task beside each text",
+    "LILY": "chooses its parts by the mean over all texts of a batch",
+    "SHADOW": "runs a second model beside the base",
+}
+# The same for settings of a LoRA adapter.
+SETTINGS_OF_MORE_THAN_LAYERS = {
+    "alora_invocation_tokens": "acts only behind certain tokens (aLoRA)",
+    "arrow_config": "mixes other adapters (Arrow), which are not in its folder",
+    "monteclora_config": "draws its weights at random (MonteCLoRA)",
+    "megatron_config": "names a module of Python to import (megatron_core), and none is imported",
+}
 # Tables of positions and of masks that old versions of transformers saved; they are computed, not read.
 COMPUTED = re.compile(r"(inv_freq|masked_bias|(attn|attention)\.bias)$")
 MERGE_IT = "merge it into its base (merge_and_unload), and give the result as --model"
@@ -57,19 +71,25 @@ SAMPLE = 64  # numbers of each weight that are compared
 
 def read_config(source: str, place: str | Path) -> PreTrainedConfig:
     """Read a model's config; `source` begins the line of an error, such as `--model NAME`."""
-    with _errors_of_reading(source):
+    with _errors_of_reading(source, place):
         return transformers.AutoConfig.from_pretrained(str(place), **NO_CODE)
 
 
-def read_tokenizer(source: str, place: str | Path):
+def read_tokenizer(source: str, place: str | Path, kind: type = transformers.AutoTokenizer):
     """Read a tokenizer; of several chat templates it keeps the one called `default`, as transformers does.
 
+    `kind` may be the class of another tokenizer, to read the files in the same way: without it transformers chooses one
+    by the model's config, if that is beside the tokenizer.
     Raises `InputError` if there are no files of a tokenizer: transformers would make an empty one, which reads every
     text as `<unk>`.
     """
-    with _errors_of_reading(source):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(str(place), **NO_CODE)
-    if not has_tokenizer(place):
+    try:
+        with _errors_of_reading(source, place):
+            tokenizer = kind.from_pretrained(str(place), **NO_CODE)
+    except InputError:
+        if has_tokenizer(place):
+            raise
+    if not has_tokenizer(place):  # whether transformers has refused that or made an empty one
         fix = "save the tokenizer there too, or download the model again"
         raise InputError(f"{source}: no tokenizer ({TOKENIZERS[0]}): {fix}")
     templates = tokenizer.chat_template
@@ -82,6 +102,21 @@ def read_tokenizer(source: str, place: str | Path):
             )
         tokenizer.chat_template = templates["default"]
     return tokenizer
+
+
+def read_template_and_end(folder: Path) -> tuple[str | None, str | None]:
+    """Return the chat template and the end token that a folder names without the files of a tokenizer, if any."""
+    values = _json_of(folder / "tokenizer_config.json")
+    template = values.get("chat_template")
+    if isinstance(template, list):  # several, as older versions of transformers saved them
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        template = file.read_text(encoding="utf-8")
+    end = values.get("eos_token")
+    if isinstance(end, dict):  # a token with its settings
+        end = end.get("content")
+    return template, end
 
 
 def has_tokenizer(place: str | Path) -> bool:
@@ -120,7 +155,9 @@ def _complete_model(source: str, kind: type, place: str | None, **settings) -> P
     shows_bars = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()
     try:
-        with _errors_of_reading(source):
+        with _errors_of_reading(source, place):
+            if place is not None:
+                _check_index(Path(place))
             # Weights of another shape are reported like missing ones, instead of by a table over many lines.
             model, report = kind.from_pretrained(
                 place,
@@ -137,6 +174,16 @@ def _complete_model(source: str, kind: type, place: str | None, **settings) -> P
         fix = "give them apart: the adapter as --sft or --rm, and its base as --model"
         raise InputError(f"{source}: it holds a model and an adapter of some base: {fix}")
     return without_own_sampling(model)
+
+
+def _check_index(folder: Path) -> None:
+    """Raise `ValueError` if the index of a large model names files outside its folder, which no hash would cover."""
+    for index in folder.glob(
+        "*.index.json"
+    ):  # none, if it is no folder but a model's name on the hub
+        for name in set(_json_of(index).get("weight_map", {}).values()):
+            if Path(name).name != name:
+                raise ValueError(f"{index.name} names {name}, which is outside the folder")
 
 
 def _check_weights(source: str, model: PreTrainedModel, report: dict) -> None:
@@ -199,10 +246,11 @@ def _note_once(text: str) -> None:
 
 
 @contextmanager
-def _errors_of_reading(source: str) -> Iterator[None]:
+def _errors_of_reading(source: str, place: str | Path | None = None) -> Iterator[None]:
     """A context: an error of loading a model, an adapter or a tokenizer becomes one line that begins with `source`.
 
-    An `InputError` from inside passes as it is.
+    `place` is what is read: of a local folder the name is right, and its files are not. An `InputError` from inside
+    passes as it is.
     """
     try:
         yield
@@ -211,6 +259,10 @@ def _errors_of_reading(source: str) -> Iterator[None]:
     except ERRORS_OF_LOADING as error:
         reason = one_line(error)
         fix = "check the name, or give a local folder"
+        if place is not None and Path(place).is_dir():
+            fix = "download or save it again, or give another one"
+        if isinstance(error, ImportError):
+            fix = "install that, or give a model without it"
         if "trust_remote_code" in str(error):
             reason = "it needs code from its own files, which never runs"
             fix = "choose one that transformers knows"
@@ -228,37 +280,36 @@ def read_adapter_config(folder: str | Path) -> peft.PeftConfig:
     check_seal(Path(folder))  # raises if a file has changed since this library wrote the folder
     fix = 'give an adapter on layers, such as LoRA with bias="none"'
     # PEFT's own check of such settings comes first, and asks for what only somebody who trains can have.
-    start = _json_of(folder).get("init_lora_weights")
+    start = _json_of(Path(folder) / "adapter_config.json").get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(STARTS_THAT_EDIT_THE_BASE):
         what = f"its adapter was made by {start}, which changes weights of the base, and models share them"
         raise InputError(f"{folder}: {what}: {MERGE_IT}")
     try:
         config = peft.PeftConfig.from_pretrained(str(folder))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except ERRORS_OF_LOADING as error:
         other = "give an adapter that this version of peft reads, such as LoRA"
         raise InputError(
             f"{folder}: its adapter_config.json cannot be read ({one_line(error)}): {other}"
         ) from None
-    reason = ""
+    reason = MORE_THAN_LAYERS.get(config.peft_type.value, "")
+    for setting, why in SETTINGS_OF_MORE_THAN_LAYERS.items():
+        if getattr(config, setting, None):
+            reason = why
     if (
         config.is_prompt_learning
         or config.is_adaption_prompt
         or getattr(config, "bias", "none") != "none"
     ):
         reason = "is a prompt, or changes biases of the base, which models share"
-    elif config.peft_type == peft.PeftType.XLORA:
-        reason = "mixes other adapters, which it would load from elsewhere"
-    elif getattr(config, "megatron_config", None):
-        reason = "names a module of Python to import (megatron_core), and none is imported"
     if reason:
         raise InputError(f"{folder}: its adapter ({config.peft_type.value}) {reason}: {fix}")
     return config
 
 
-def _json_of(folder: str | Path) -> dict:
-    """Return what an adapter's config says; empty if there is none, or if it cannot be read."""
+def _json_of(file: Path) -> dict:
+    """Return what a config says; empty if there is none, or if it cannot be read."""
     try:
-        values = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
+        values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}
@@ -334,11 +385,15 @@ def fill_adapter(
     Raises:
         InputError: the file and the model do not have the same weights, in the same shapes.
     """
-    reason = ""  # why the adapter does not fit
-    try:
+    with _errors_of_reading(str(folder), folder):
         weights = peft.load_peft_weights(str(folder), device=str(model.device))
-        check_finite(folder, weights.values())
-
+    check_finite(folder, weights.values())
+    for name, weight in weights.items():
+        if name.endswith(".score.weight") and len(weight) != 1:  # the head of a reward model
+            raise InputError(f"{folder}: it gives {len(weight)} numbers a text: give one with 1")
+    reason = ""  # why the adapter does not fit
+    fix = "give the model it was trained on"
+    try:
         # 1. Separate the copies of the base's weights, which have the base's own names, from the adapter's weights.
         #    A tied weight has several names, and the file may use any of them.
         weights_of_model = dict(model.named_parameters(remove_duplicate=False))
@@ -359,6 +414,8 @@ def fill_adapter(
         left_over = weights.keys() - wanted
         if missing:
             reason = f"{_some(missing)} is missing"
+            if all(".score." in name for name in missing):
+                fix = 'save it again with its head, by modules_to_save=["score"]'
         elif left_over:
             reason = f"the model has no {_some(left_over)}"
         else:
@@ -369,13 +426,10 @@ def fill_adapter(
             ours = weights_of_model[name].to(copy.dtype)
             if not torch.allclose(ours, copy, rtol=0.01, atol=1e-6):
                 reason = "it was trained over other embeddings"
-    # How reading a damaged file fails, and weights of other shapes.
-    except (RuntimeError, KeyError, EOFError, UnpicklingError, SafetensorError) as error:
+    except (RuntimeError, KeyError) as error:  # weights of other shapes
         reason = one_line(error)
     if reason:
-        raise InputError(
-            f"{folder}: does not fit --model ({reason}): give the model it was trained on"
-        )
+        raise InputError(f"{folder}: does not fit --model ({reason}): {fix}")
 
 
 def adapter_weight_names(folder: str | Path) -> list[str]:
@@ -391,11 +445,14 @@ def name_of_module(model: nn.Module, wanted: nn.Module | None) -> str:
     return ""
 
 
-def check_finite(folder: str | Path, weights: Iterable[torch.Tensor]) -> None:
-    """Raise `InputError` unless all weights, saved in a folder, are finite."""
+def check_finite(
+    source: str | Path,
+    weights: Iterable[torch.Tensor],
+    fix: str = "give an earlier checkpoint, or train it again with a lower learning rate",
+) -> None:
+    """Raise `InputError` unless all weights, read from `source`, are finite."""
     if not all(bool(weight.isfinite().all()) for weight in weights):
-        fix = "give an earlier checkpoint, or train it again with a lower learning rate"
-        raise InputError(f"{folder}: its weights are not finite (NaN, or infinite): {fix}")
+        raise InputError(f"{source}: its weights are not finite (NaN, or infinite): {fix}")
 
 
 def without_own_sampling(model: nn.Module) -> nn.Module:

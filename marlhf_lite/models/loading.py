@@ -115,16 +115,17 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def load_tokenizer(name: str):
-    """Load the model's tokenizer. Text such as "<eos>" in data stays text; it never becomes the special token.
+def load_tokenizer(name: str, option: str = "model"):
+    """Load the tokenizer of the model that `option` names, usually `--model`.
 
-    Without a pad token it gets EOS as one, which is safe: masks come from lengths.
+    Text such as "<eos>" in data stays text; it never becomes the special token. Without a pad token the tokenizer gets
+    EOS as one, which is safe: masks come from lengths.
     """
-    tokenizer = read_tokenizer(f"--model {name}", model_path(name))
+    source = f"--{option} {name}"
+    tokenizer = read_tokenizer(source, model_path(name))
     if tokenizer.eos_token_id is None:
-        raise InputError(
-            f"--model {name}: its tokenizer has no EOS token: set eos_token in tokenizer_config.json"
-        )
+        fix = "set eos_token in tokenizer_config.json"
+        raise InputError(f"{source}: its tokenizer has no EOS token: {fix}")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.split_special_tokens = True  # set after loading: a saved copy keeps its own setting
@@ -161,6 +162,7 @@ def _load_base(options: ModelConfig) -> PreTrainedModel:
         settings["quantization_config"] = _four_bits()
         settings["device_map"] = {"": PartialState().device}
     base = read_model(source, transformers.AutoModelForCausalLM, place, **settings)
+    check_finite(source, base.parameters(), fix="give weights without NaN, or another --dtype")
     base.requires_grad_(False).eval()
     if options.load_in_4bit:  # it is on its device, and cannot be moved
         return base
@@ -215,13 +217,24 @@ def folder_of(start: Start) -> Iterator[str | Path]:
     if isinstance(start, (str, Path)):
         yield start
         return
-    with tempfile.TemporaryDirectory() as folder:
-        start.save_pretrained(folder)
+    in_memory = f"{type(start).__name__} in memory"
+    with tempfile.TemporaryDirectory() as root:
+        folder = root
+        if isinstance(start, peft.PeftModel):
+            if len(start.active_adapters) != 1:
+                active = ", ".join(start.active_adapters)
+                fix = "choose one by set_adapter"
+                raise InputError(f"{in_memory}: not one adapter of it is active ({active}): {fix}")
+            (name,) = start.active_adapters
+            start.save_pretrained(root, selected_adapters=[name])
+            if name != "default":  # PEFT gives each other name a folder of its own
+                folder = str(Path(root) / name)
+        else:
+            start.save_pretrained(root)
         try:
             yield folder
         except InputError as error:
-            message = str(error).replace(folder, f"{type(start).__name__} in memory")
-            raise InputError(message) from None
+            raise InputError(str(error).replace(folder, in_memory)) from None
 
 
 def load_policy(
@@ -269,6 +282,12 @@ def _new_reward_model(
     for name in config.modules_to_save or ():
         if any(place.endswith(name) for place in names):
             trained_whole.append(name)
+    # Nor does it have the head's rows of single tokens, if SFT has trained some.
+    tokens_by_layer = getattr(config, "trainable_token_indices", None)
+    if isinstance(tokens_by_layer, dict):
+        for name in list(tokens_by_layer):
+            if not any(place.endswith(name) for place in names):
+                del tokens_by_layer[name]
     config.task_type = peft.TaskType.SEQ_CLS
     config.modules_to_save = [*trained_whole, "score"]
     config.inference_mode = False  # it trains
@@ -298,6 +317,33 @@ def load_score_model(
             )
         # The head of seed 0 gets its weights from the folder.
         return _load_adapter(with_head(share(base), 0), folder, trainable)
+
+
+def check_can_be_loaded(base: PreTrainedModel, folder: Path, gives_scores: bool) -> None:
+    """Raise `InputError` if a saved policy, or a reward model (`gives_scores`), does not load as it was meant.
+
+    Of a whole model only the names and shapes of its weights are read, since those of a large one take minutes. The
+    shards of several processes are checked when they are read.
+    """
+    if not is_full_model(folder):
+        load = load_score_model if gives_scores else load_policy
+        load(base, folder, trainable=False)
+        return
+    if is_sharded_folder(folder):
+        return
+    kind = transformers.AutoModelForCausalLM
+    if gives_scores:
+        check_gives_one_score(str(folder), read_config(str(folder), folder))
+        ensure_classifier(base)  # so that transformers finds a class for every family
+        kind = transformers.AutoModelForSequenceClassification
+    check_seal(folder)
+    read_model(str(folder), kind, folder, device_map="meta")
+
+
+def check_base_is_whole(options: ModelConfig) -> None:
+    """Raise `InputError` if the files of `--model` lack weights; for full fine-tuning, which loads them later."""
+    kind = transformers.AutoModelForCausalLM
+    read_model(f"--model {options.model}", kind, model_path(options.model), device_map="meta")
 
 
 def _load_full_model(

@@ -10,7 +10,9 @@ from peft.utils import ModulesToSaveWrapper
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from marlhf_lite.models.tied import tied_layers
+from marlhf_lite.models.actor_critic import unwrap_peft
+from marlhf_lite.models.tied import PEFT_CANNOT_MERGE, tied_layers
+from marlhf_lite.utils.errors import InputError, one_line
 
 
 def lost_share(changes: Iterable[tuple[Tensor, Tensor]], dtype: torch.dtype) -> float:
@@ -35,8 +37,14 @@ def merged_weights(model: PeftModel) -> Iterator[tuple[Tensor, Tensor]]:
         weights = list(layer.get_base_layer().parameters(recurse=False))
         before = [weight.data for weight in weights]
         _merge_in_float32(layer)
-        after = [weight.data for weight in weights]
-        # Undo the merging: the old weights again, and PEFT's list of what is merged empty.
+        # The layer below is another one now if the adapter has layers of its own, as one of norms does.
+        merged = list(layer.get_base_layer().parameters(recurse=False))
+        after = [weight.data.clone() for weight in merged]  # PEFT undoes it in place
+        # Undo the merging. PEFT's way puts a layer back that was swapped; some kinds have none, and others round, so
+        # the weights and the list of what is merged are put back, too.
+        if layer.merged:
+            with warnings.catch_warnings(action="ignore"):
+                layer.unmerge()
         for weight, old in zip(weights, before, strict=True):
             weight.data = old
         layer.merged_adapters.clear()
@@ -53,12 +61,20 @@ def merge_adapter(model: PeftModel, dtype: torch.dtype) -> PreTrainedModel:
     """Return the base model with the adapter in its weights; adapted weights that are tied become separate.
 
     Sums are in float32, then rounded to `dtype`. If embedding and head have become different, the config says that they
-    are not tied. `model` cannot be used afterwards.
+    are not tied. `model` cannot be used afterwards. Raises `InputError` if PEFT cannot merge such an adapter.
     """
     # Embedding and head may be one weight. An adapter on one of them must not change the other.
     for layer in tied_layers(model):
         base = layer.get_base_layer()
         base.weight = nn.Parameter(base.weight.clone(), requires_grad=False)
+    # Layers that an adapter repeats have the weights of the layer that they repeat, and are saved as layers.
+    tied_by_family = set(unwrap_peft(model).get_output_embeddings().parameters())
+    seen: set[nn.Parameter] = set()
+    for module in model.modules():
+        for name, weight in list(module.named_parameters(recurse=False)):
+            if weight in seen and weight not in tied_by_family:
+                setattr(module, name, nn.Parameter(weight.clone(), requires_grad=False))
+            seen.add(weight)
     # PEFT would add in the weights' own format, in which a small change may vanish.
     for layer in _layers_with_adapters(model):
         _merge_in_float32(layer)
@@ -95,4 +111,10 @@ def _merge_in_float32(layer: BaseTunerLayer) -> None:
     """Merge by PEFT's own sum into float32 copies of the layer's weights."""
     for weight in layer.get_base_layer().parameters(recurse=False):
         weight.data = weight.data.to(torch.float32, copy=True)
-    layer.merge()
+    try:
+        layer.merge()
+    except PEFT_CANNOT_MERGE as error:
+        fix = "load it beside its base by PEFT, as its model card says"
+        raise InputError(
+            f"the adapter: cannot be merged into its base ({one_line(error)}): {fix}"
+        ) from None

@@ -5,6 +5,8 @@ from collections import Counter
 from peft.tuners.lora import LoraLayer
 from torch import nn
 
+# How PEFT refuses to merge an adapter, such as a bias into a layer without one.
+PEFT_CANNOT_MERGE = (RuntimeError, NotImplementedError, ValueError)
 LARGEST_LOSS = 0.05  # largest share of the policy's change that rounding or merging may lose
 
 

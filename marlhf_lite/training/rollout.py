@@ -18,7 +18,7 @@ from marlhf_lite.config.method import PPOConfig, SamplingConfig
 from marlhf_lite.models.actor_critic import unwrap_peft
 from marlhf_lite.models.fast.decoding import decode, has_plain_cache
 from marlhf_lite.models.fast.switch import levers_of_model
-from marlhf_lite.models.tied import tied_layers
+from marlhf_lite.models.tied import PEFT_CANNOT_MERGE, tied_layers
 from marlhf_lite.tasks.tokenization import decode_continuation, encode_prompts, pad
 from marlhf_lite.training.distributed import is_sharded
 from marlhf_lite.utils.errors import InputError
@@ -410,7 +410,8 @@ def merged_adapter(model: nn.Module) -> Iterator[None]:
 
     Afterwards the weights are the very same tensors as before. Samples may differ in the last digits of their
     probabilities. Nothing is merged into weights of 16 bits, which would round most of a small change away, into those
-    that are sharded, quantised, or of another module too (tied), or if the copies would be too large.
+    that are sharded, quantised, or of another module too (tied), or if the copies would be too large; nor an adapter
+    that PEFT cannot merge, such as a bias on a layer without one.
     """
     # 1. The layers with an adapter, but for those whose weights another module uses, too.
     tied = tied_layers(model)
@@ -429,18 +430,25 @@ def merged_adapter(model: nn.Module) -> Iterator[None]:
     # 3. Merge, and put everything back.
     # `merge` adds to the weights in place, and taking it off again would round: so it gets copies.
     originals = [weight.data for weight in weights]
-    try:
-        with torch.no_grad():
-            for weight in weights:
-                weight.data = weight.data.clone()
-            for layer in layers:
-                layer.merge()
-        yield
-    finally:
+
+    def put_back() -> None:
         for weight, original in zip(weights, originals, strict=True):
             weight.data = original
         for layer in layers:
             layer.merged_adapters.clear()
+
+    try:
+        with torch.no_grad():
+            for weight in weights:
+                weight.data = weight.data.clone()
+            try:
+                for layer in layers:
+                    layer.merge()
+            except PEFT_CANNOT_MERGE:  # sample with the adapters beside the weights
+                put_back()
+        yield
+    finally:
+        put_back()
 
 
 def _can_merge(weights: Sequence[nn.Parameter]) -> bool:

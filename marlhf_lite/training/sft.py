@@ -11,7 +11,12 @@ from marlhf_lite.config import options as o
 from marlhf_lite.tasks.training_rows import sft_dataset
 from marlhf_lite.training.half_precision import ScaledGradients
 from marlhf_lite.training.padded_rows import PaddedRows
-from marlhf_lite.training.trl_trainers import StageSteps, check_head, stage_arguments, train_stage
+from marlhf_lite.training.trl_trainers import (
+    StageSteps,
+    check_adapter,
+    stage_arguments,
+    train_stage,
+)
 
 NO_LABEL = -100  # of a token from which nothing is learned, as torch's cross entropy has it
 
@@ -41,7 +46,7 @@ def train_sft(
     continues from the checkpoint that a stopped training left in `output`, if any. Raises `InputError` if loss or
     gradient is not finite, and `Stopped` after Ctrl-C or SIGTERM; only the second leaves a checkpoint.
     """
-    check_head(model)
+    check_adapter(model)
 
     def make(trainer_config: o.TrainerConfig) -> ResponseTrainer:
         return ResponseTrainer(

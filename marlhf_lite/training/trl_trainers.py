@@ -11,7 +11,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from accelerate.utils.constants import FSDP_MODEL_NAME
-from peft import PeftModel
+from peft import PeftModel, PeftType
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import TrainableTokensWrapper
 from torch import Tensor, nn
@@ -44,8 +44,15 @@ Options = TypeVar("Options", bound=Checked)
 Result = TypeVar("Result")
 
 
-def check_head(model: PeftModel | PreTrainedModel) -> None:
-    """Raise `InputError` if the head has an adapter: TRL computes with the head's weight, and would not train it."""
+def check_adapter(model: PeftModel | PreTrainedModel) -> None:
+    """Raise `InputError` for an adapter that TRL's trainers of policies cannot train.
+
+    With one on the head TRL computes with the head's weight, and would not train it. It also makes a second adapter of
+    the same kind, as the reference, which PEFT does not allow of AdaLoRA.
+    """
+    if isinstance(model, PeftModel) and model.active_peft_config.peft_type == PeftType.ADALORA:
+        fix = "give a LoRA adapter, or train by marlhf ppo"
+        raise InputError(f"the adapter (ADALORA): DPO, RLOO and GRPO cannot train it: {fix}")
     if isinstance(model.get_output_embeddings(), BaseTunerLayer | TrainableTokensWrapper):
         fix = "SFT, DPO, RLOO and GRPO cannot train it: give --lora_target_modules that leaves the head out"
         raise InputError(f"the head (lm_head) has an adapter: {fix}")

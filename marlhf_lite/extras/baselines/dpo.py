@@ -13,7 +13,7 @@ from marlhf_lite.config.commands import DPOCommand
 from marlhf_lite.config.options import DPOStageConfig
 from marlhf_lite.tasks.answers import encode_answers
 from marlhf_lite.training.half_precision import ScaledGradients
-from marlhf_lite.training.trl_trainers import EvenPairs, StageSteps, check_head, stage_arguments
+from marlhf_lite.training.trl_trainers import EvenPairs, StageSteps, check_adapter, stage_arguments
 
 
 class PairsTrainer(ScaledGradients, StageSteps, EvenPairs, DPOTrainer):
@@ -57,7 +57,7 @@ def dpo_trainer(
         trainer_config=options,
         stage="dpo",
     )
-    check_head(model)  # raises if the head has an adapter, which TRL would not train
+    check_adapter(model)
     trainer = PairsTrainer(
         model=model,
         # `max_length`: responses are cut already, and prompts stay whole.

@@ -40,7 +40,7 @@ from marlhf_lite.training.rollout import (
     sampling_of,
 )
 from marlhf_lite.training.safeguards import updates_of_passes
-from marlhf_lite.training.trl_trainers import check_head, trainer_arguments
+from marlhf_lite.training.trl_trainers import check_adapter, trainer_arguments
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.less_memory import rows_a_pass
 
@@ -170,7 +170,7 @@ def group_trainer(
     An update has `batch_size` responses, as in PPO, to batch_size / num_generations prompts, and is one optimizer step.
     Optimizer and learning-rate schedule are PPO's. Checkpoints go to `output`/checkpoints.
     """
-    check_head(model)  # raises if the head has an adapter, which TRL would not train
+    check_adapter(model)
     if not len(prompts):
         raise InputError(
             "prompts: there are none to answer: give more data, or a larger --max_prompt_length"
