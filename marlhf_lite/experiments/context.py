@@ -469,16 +469,18 @@ def make_manifest(plan: PlannedRun) -> None:
 
 
 def check_base_model(plan: PlannedRun) -> None:
-    check_base(plan.options, plan.inputs, plan.base)
-
-
-def check_adapter_of_trl(plan: PlannedRun) -> None:
-    """Raise `InputError` for an adapter that TRL, which trains four of the stages, cannot train."""
+    """Raise `InputError` if the base, or a model that starts from it, cannot do what the command asks for."""
     options = plan.options
-    if options.finetune == "full" or not {"sft", "dpo", "rloo", "grpo"} & set(options.stages):
-        return
     sft = plan.inputs.sft
-    check_adapter(load_policy(plan.base, sft) if sft else new_policy(plan.base, options))
+    check_base(options, plan.inputs, plan.base)
+    # TRL trains these stages, and not every kind of adapter.
+    is_trained_by_trl = bool({"sft", "dpo", "rloo", "grpo"} & set(options.stages))
+    if is_trained_by_trl and options.finetune == "lora":
+        if sft:
+            start = load_policy(plan.base, sft)
+        else:
+            start = new_policy(plan.base, options)
+        check_adapter(start)
 
 
 def check_texts_with_model(plan: PlannedRun) -> None:
@@ -489,7 +491,6 @@ STEPS_WITH_THE_MODEL = [
     load_base_model,
     make_manifest,
     check_base_model,
-    check_adapter_of_trl,
     check_texts_with_model,
 ]
 
