@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 import time
+import types
 
 import pytest
 import torch
@@ -33,6 +34,7 @@ from marlhf_lite.tasks.chat_templates import render
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import append_lines
 from marlhf_lite.utils.printable import PrintableStream, printable
+from marlhf_lite.utils.run_folder import RunFolder, RunLock
 from marlhf_lite.utils.seals import seal
 from marlhf_lite.utils.tables import markdown
 
@@ -308,6 +310,103 @@ def test_metadata_describe_tensors_in_their_folder_alone(tmp_path, what):
     (tmp_path / ".metadata").write_bytes(pickle.dumps(NOT_OF_THE_FOLDER[what]()))
     with pytest.raises(InputError, match="damaged"):
         read_metadata(tmp_path)
+
+
+# -- other pickles, kernels of the hub, and links out of a run ---------------------------------------------------------
+
+WEIGHTS_AS_PICKLES = {
+    "adapter": "generate --model {base} --policy {evil} --prompt Hi",
+    "base": "sft --model {evil} --dataset {data} --output_dir {out}",
+    "base of all weights": "sft --finetune full --model {evil} --dataset {data} --output_dir {out}",
+}
+
+
+@pytest.mark.parametrize("what", WEIGHTS_AS_PICKLES)
+def test_no_file_of_weights_runs_code(what, tiny, sft, pairs, tmp_path, capsys):
+    """Nor does the line tell how to run it, as torch's own message does."""
+    source, name = (sft, "adapter_model") if what == "adapter" else (tiny.model, "pytorch_model")
+    folder, mark = shutil.copytree(source, tmp_path / "evil"), tmp_path / "it-ran"
+    for file in (*folder.glob("*.safetensors"), *folder.glob("hashes.json")):
+        file.unlink()
+    torch.save(Runs(mark), folder / f"{name}.bin")
+    words = WEIGHTS_AS_PICKLES[what]
+    words = words.format(base=tiny.model, evil=folder, data=pairs, out=tmp_path / "out")
+    assert main(words.split()) == 2 and not mark.exists()
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "holds more than numbers" in error and ".safetensors" in error
+    assert "weights_only" not in error
+
+
+@pytest.mark.parametrize("command", ["ppo", "dpo"])
+def test_no_file_of_a_checkpoint_runs_code(command, tiny, sft, pairs, tmp_path, capsys):
+    """Of a run that somebody else gave away, with the right seal; the trainers of transformers read four files."""
+    run, mark = tmp_path / "run", tmp_path / "it-ran"
+    words = f"{command} --model {tiny.model} --sft {sft} --dataset {pairs} --output_dir {run}"
+    if command == "ppo":
+        words += " --critic_init sft --updates 1 --batch_size 4"
+        words += " --max_response_length 4 --reward tests_reward:short"
+    else:
+        words += " --dpo_batch_size 4"
+    sys.modules["tests_reward"] = types.ModuleType("tests_reward")
+    sys.modules["tests_reward"].short = short_is_better
+    assert not main([*words.split(), "--checkpoint_every", "1"])
+    (run / command / "done.json").unlink()
+    shutil.rmtree(run / command / "policy")
+    *earlier, place = sorted((run / command / "checkpoints").iterdir())
+    files = [place]
+    if command == "dpo":  # one before the end, from which something is left to train
+        shutil.rmtree(place)
+        place = earlier[-1]
+    if place.is_dir():
+        files = [place / "optimizer.pt", place / "scheduler.pt", place / "rng_state.pth"]
+    for file in files:
+        whole = file.read_bytes()
+        torch.save(Runs(mark), file)
+        seal(place)
+        again = [command, "--resume", str(run)]
+        if command == "ppo":
+            again += ["--reward", "tests_reward:short", "--updates", "2"]
+        assert main(again) == 2 and not mark.exists()
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert f"{place}: " in error and "more than numbers" in error, error
+        file.write_bytes(whole)
+
+
+def short_is_better(prompts, responses):
+    return [-len(response) / 50 for response in responses]
+
+
+def test_a_config_that_names_a_kernel_of_the_hub_is_refused(tiny, pairs, tmp_path, capsys):
+    folder = shutil.copytree(tiny.model, tmp_path / "evil")
+    values = json.loads((folder / "config.json").read_text())
+    for name in ("attn_implementation", "_attn_implementation"):
+        (folder / "config.json").write_text(json.dumps(values | {name: "somebody/kernel"}))
+        words = f"sft --model {folder} --dataset {pairs} --output_dir {tmp_path}/out"
+        for finetune in ("lora", "full"):
+            assert main([*words.split(), "--finetune", finetune]) == 2
+            error = capsys.readouterr().err.splitlines()[-1]
+            assert "names code of the hub (somebody/kernel)" in error, error
+
+
+LINKS = ["ppo/policy", "ppo/samples.jsonl", "ppo/checkpoints", "ppo"]
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_a_link_out_of_a_run_is_not_followed(link, tmp_path):
+    """A command that goes on there would shorten files, and delete folders, of its user."""
+    run, home = tmp_path / "run", tmp_path / "home"
+    RunFolder.create(run, {})
+    home.mkdir()
+    (home / "diary").write_text("Dear diary")
+    (run / link).parent.mkdir(exist_ok=True)
+    (run / link).symlink_to(home)
+    with RunLock() as lock, pytest.raises(InputError, match="a link that leads out of the run"):
+        lock.take(run)
+    assert [file.name for file in home.iterdir()] == ["diary"]
+    (run / link).unlink()
+    (run / "inside").symlink_to(run / "manifest.json")  # this one may be
+    with RunLock() as lock:
+        lock.take(run)
 
 
 # -- chat templates that compute without end --------------------------------------------------------------------------

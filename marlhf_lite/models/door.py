@@ -72,7 +72,13 @@ SAMPLE = 64  # numbers of each weight that are compared
 def read_config(source: str, place: str | Path) -> PreTrainedConfig:
     """Read a model's config; `source` begins the line of an error, such as `--model NAME`."""
     with _errors_of_reading(source, place):
-        return transformers.AutoConfig.from_pretrained(str(place), **NO_CODE)
+        config = transformers.AutoConfig.from_pretrained(str(place), **NO_CODE)
+    # transformers would fetch such a kernel, which is code, and run it.
+    attention = config.get_text_config()._attn_implementation
+    if "/" in str(attention):
+        fix = "take attn_implementation out of its config.json"
+        raise InputError(f"{source}: its config names code of the hub ({attention}): {fix}")
+    return config
 
 
 def read_tokenizer(source: str, place: str | Path, kind: type = transformers.AutoTokenizer):
@@ -152,6 +158,8 @@ def model_of_weights(
 
 
 def _complete_model(source: str, kind: type, place: str | None, **settings) -> PreTrainedModel:
+    if place is not None:
+        read_config(source, place)  # raises if it names code
     shows_bars = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()
     try:
@@ -263,6 +271,11 @@ def _errors_of_reading(source: str, place: str | Path | None = None) -> Iterator
             fix = "download or save it again, or give another one"
         if isinstance(error, ImportError):
             fix = "install that, or give a model without it"
+        if isinstance(error, UnpicklingError):  # torch's own words are how to run the code
+            reason = (
+                "a file of weights holds more than numbers, which could run code and is not read"
+            )
+            fix = "give its weights as .safetensors"
         if "trust_remote_code" in str(error):
             reason = "it needs code from its own files, which never runs"
             fix = "choose one that transformers knows"

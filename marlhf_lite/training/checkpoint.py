@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -167,7 +168,10 @@ class Checkpoints:
         is_folder = path.is_dir()
         file = path / STATE if is_folder else path
         # With weights alone the file runs no code of its writer.
-        state = torch.load(file, weights_only=True, map_location="cpu")
+        try:
+            state = torch.load(file, weights_only=True, map_location="cpu")
+        except UnpicklingError:
+            raise InputError(f"it holds more than numbers ({file.name})") from None
         if is_folder:
             shards = read_metadata(path).state_dict_metadata
             state["tensors"] = {

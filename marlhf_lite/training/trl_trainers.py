@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -327,8 +328,13 @@ def train_recorded(
     # Else FSDP2 would keep all gradients whole in each process until the last pass of a step.
     trainer.accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = trainer.is_fsdp_enabled
     try:
-        with torch_reads_no_code():  # a run that is resumed may come from somebody else
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        # A run that is resumed may come from somebody else.
+        with torch_reads_no_code():
+            try:
+                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            except UnpicklingError:
+                what = "a file of it holds more than numbers, and is not read"
+                raise InputError(f"{checkpoint}: {what}: {DELETE_IT}") from None
     finally:
         if recorder.bar is not None:
             recorder.bar.close()  # so that the next text starts on a new line

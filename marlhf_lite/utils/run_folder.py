@@ -66,12 +66,14 @@ class RunLock(ExitStack):
     def take(self, path: Path) -> None:
         """Lock this folder, make it if it is missing, and remove what killed writers left in it if it is a run.
 
-        On a disk without locks a note says so. Raises `InputError` if another process has locked it, or if it cannot be
-        locked, as with a lock of another user or a link in its place.
+        On a disk without locks a note says so. Raises `InputError` if another process has locked it, if it cannot be
+        locked, as with a lock of another user or a link in its place, and for a link in a run that leads out of it.
         """
         if self.taken:
             return
         path.mkdir(parents=True, exist_ok=True)
+        if is_run(path):
+            _check_no_link_leads_out(path)
         lock = _locked(path / LOCK)
         if lock is None:
             print(f"note: {path}: this disk has no locks: start one command at a time in it")
@@ -107,6 +109,19 @@ def _locked(file: Path) -> filelock.BaseFileLock | None:
         lock.release()
         return None
     return lock
+
+
+def _check_no_link_leads_out(run: Path) -> None:
+    """Raise `InputError` for a link inside a run that leads out of it.
+
+    A command writes its logs and replaces folders in a run. Through a link, in a run that somebody else gave away, it
+    would shorten files and delete folders of the user.
+    """
+    inside = run.resolve()
+    for place in run.rglob("*"):  # which does not follow links
+        if place.is_symlink() and not place.resolve().is_relative_to(inside):
+            fix = "put a copy of what it leads to in its place"
+            raise InputError(f"{place}: a link that leads out of the run: {fix}")
 
 
 def _remove_if_empty(folder: Path) -> None:
