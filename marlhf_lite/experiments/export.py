@@ -139,8 +139,9 @@ def export_policy(options: ExportCommand, folder: Path, output: Path) -> None:
     dtype, line = _choose_format(options, policy, options_of_run.get("dtype", ""))
     if isinstance(policy, PeftModel):
         before = logprobs_of_any_text(policy)
+        format_before = policy.dtype
         model = merge_adapter(policy, dtype)
-        check_merged_alike(before, model)
+        check_merged_alike(before, format_before, model)
     else:
         model = round_to(policy, dtype)
     if not all(bool(weight.isfinite().all()) for weight in model.parameters()):

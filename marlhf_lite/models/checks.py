@@ -172,13 +172,16 @@ def logprobs_of_any_text(model: PreTrainedModel | PeftModel) -> torch.Tensor:
     return logprobs
 
 
-def check_merged_alike(before: torch.Tensor, merged: PreTrainedModel) -> None:
+def check_merged_alike(
+    before: torch.Tensor, format_before: torch.dtype, merged: PreTrainedModel
+) -> None:
     """Raise `InputError` if a model with its adapter merged gives other log-probabilities than `before`.
 
+    Those were computed in `format_before`. The coarser of the two formats says how much rounding may change.
     PEFT has more than forty kinds of adapters, and not all that it merges without an error are merged rightly.
     """
     gap = (before - logprobs_of_any_text(merged)).abs().mean().item()
-    if gap > LARGEST_GAP[merged.dtype]:
+    if gap > max(LARGEST_GAP[format_before], LARGEST_GAP[merged.dtype]):
         what = f"merged into its base it changes log-probabilities by {gap:.2f}"
         fix = "load it beside its base by PEFT, as its model card says"
         raise InputError(f"the adapter: {what}: {fix}")
