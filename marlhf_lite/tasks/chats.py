@@ -32,9 +32,10 @@ SECONDS = 10.0  # how long a template may take for one text
 def chat_writer(tokenizer, choice: str, date: str = "") -> "Chat | None":
     """Return the writer of messages by the chat template; None without a template, or if `choice` is `none`.
 
-    `choice` is `--chat_template`; a file's template becomes the tokenizer's. A template that asks for the time gets the
-    start of the `date` (YYYY-MM-DD; default: today). Raises `InputError` if the file cannot be read, and at the first
-    messages if the template cannot write a question: data of text need none.
+    `choice` is `--chat_template`; if it is a file, the template in it becomes the tokenizer's. A template that asks for
+    the time gets the start of the `date` (YYYY-MM-DD; default: today). Raises `InputError` if the file cannot be read.
+    A template that cannot write a question raises it only when the first messages come, because data of text need no
+    template.
     """
     is_file = choice not in WORDS
     if is_file:
@@ -58,9 +59,10 @@ class Chat:
     """Writes messages by a tokenizer's chat template, and remembers what it left out, for notes to the user."""
 
     def __init__(self, tokenizer, choice: str, date: str = ""):
-        """Take the tokenizer and the value of `--chat_template` (`choice`): auto, or text to write rows of text, too.
+        """Take the tokenizer, which has a chat template, and the value of `--chat_template` (`choice`).
 
-        `date`, as 2026-11-28, is the day for templates that write one; by default today.
+        If `choice` is text, rows of text are written, too. `date`, as 2026-11-28, is the day for templates that write
+        one; by default today.
         """
         self.tokenizer = tokenizer
         self.choice = choice
@@ -74,22 +76,22 @@ class Chat:
         self.thoughts_left_out = 0
         # Written prompt -> what it was written from: the messages of the row, or its text, written as a user's message.
         self.source_of_prompt: dict[str, str | list[dict]] = {}
-        # The next two run the template, once. So they are called when the first messages come and not here: data of
-        # text need no template.
+        # The next two are functions that run the template at their first call and keep what it gave. They are called
+        # when the first messages come and not here, because data of text need no template.
         self._check_once = functools.cache(self._check_that_it_writes_a_question)
         self._end_of_turn = functools.cache(functools.partial(end_of_turn, tokenizer))
 
     def __call__(self, messages: Sequence[dict]) -> str:
         """Return messages as a prompt, up to the start of the assistant's answer: the same for every answer.
 
-        If the template writes more at the end of a prompt without an answer, such as the start of a thought, the prompt
-        ends at the first token that differs, as in TRL.
+        At the end of a prompt that waits for its answer, some templates write more than before an answer that is there,
+        such as the start of a thought. Then the prompt ends at the first token that differs, as in TRL.
         """
         self._check_once()
         text = self._render(messages, add_generation_prompt=True)
         try:
             with_answer = self._render([*messages, {"role": "assistant", "content": ANSWER}])
-        except BadRow:  # a template that writes no answers
+        except BadRow:  # the template cannot write an answer
             return text
         return text[: self._first_difference(text, with_answer)]
 
@@ -102,9 +104,9 @@ class Chat:
         template does not have, and for tool calls that it does not write.
         """
         for turns in (prompt, *answers):
-            check_roles(turns, _source(self.tokenizer.chat_template))
+            check_roles(turns, _text_of_template(self.tokenizer.chat_template))
 
-        # 1. The prompt, which `__call__` writes. What it lacks of the messages is counted for a note.
+        # 1. The prompt, which `__call__` writes. Prompts that lack a part of the messages are counted for a note.
         prompt = [self._with_thought_under_name_of_template(turn) for turn in prompt]
         written_prompt = self(prompt)
         self.source_of_prompt[written_prompt] = list(prompt)
@@ -112,7 +114,8 @@ class Chat:
             self.left_out += 1
         self._check_tool_calls([], prompt)
 
-        # 2. The answers. Texts that the template omits are put back, and thoughts beside the text are counted.
+        # 2. The answers. Texts that the template omits are put back. Answers that lack a thought, which the data keep
+        #    beside the text, are counted.
         written_answers = []
         for turns in answers:
             turns = [self._with_thought_under_name_of_template(turn) for turn in turns]
@@ -124,28 +127,30 @@ class Chat:
         return written_prompt, written_answers
 
     def _with_thought_under_name_of_template(self, turn: dict) -> dict:
-        """Return a message in which its thought has the name that the chat template reads.
+        """Return a message whose thought is under the key that the chat template reads.
 
-        Data and templates call it by one of the names in `THOUGHTS`. The message stays as it is if it has no thought,
-        or if the template reads none.
+        `THOUGHTS` has the keys by which data and templates call a thought. A template reads a key if its text has it.
+        The message stays as it is if it has no thought, if the template reads no thought, and if it reads the
+        message's key.
         """
-        source = _source(self.tokenizer.chat_template)
-        names_in_data = [name for name in THOUGHTS if name in turn]
-        names_in_template = [name for name in THOUGHTS if name in source]
-        if not names_in_data or not names_in_template:
+        text_of_template = _text_of_template(self.tokenizer.chat_template)
+        keys_in_message = [key for key in THOUGHTS if key in turn]
+        keys_in_template = [key for key in THOUGHTS if key in text_of_template]
+        if not keys_in_message or not keys_in_template:
             return turn
-        name = names_in_data[0]
-        if name in names_in_template:
+        key = keys_in_message[0]
+        if key in keys_in_template:
             return turn
         renamed = dict(turn)
-        renamed[names_in_template[0]] = renamed.pop(name)
+        renamed[keys_in_template[0]] = renamed.pop(key)
         return renamed
 
     def _check_tool_calls(self, before: Sequence[dict], turns: Sequence[dict]) -> None:
         """Raise `BadRow` if the template leaves out a tool call of `turns`, which follow the messages `before`.
 
-        The answer would be empty, or lack what it does. A name such as `add` may be a word of the text, too, so the
-        template is tried with a name that no text has.
+        Without the call, the answer would be empty, or lack what it does. A name such as `add` may be a word of the
+        text, too. So the template writes the messages with another name for each call, `CALL`, which no text has, and
+        this name is counted.
         """
         names = []
         marked_turns = []
@@ -157,43 +162,51 @@ class Chat:
         if self._render([*before, *marked_turns]).count(CALL) < len(names):
             raise unwritten_tool_call(names[0])
 
-    def _write_answer(self, text: str, prompt: Sequence[dict], turns: Sequence[dict]) -> str:
-        """Return what the template writes behind a prompt for the messages of an answer, with all of their texts.
+    def _write_answer(
+        self, written_prompt: str, prompt: Sequence[dict], turns: Sequence[dict]
+    ) -> str:
+        """Return what the template writes after a prompt for the messages of an answer, with all of their texts.
 
-        `text` is what it wrote for the messages of `prompt`, and `turns` are the messages of the answer: usually one,
-        more if tools are called in between.
+        `written_prompt` is what it wrote for the messages of `prompt`, and `turns` are the messages of the answer:
+        usually one, more if tools are called in between.
         """
-        # 1. The template writes prompt and answer. Behind the prompt's text stands the answer.
+        # 1. The template writes prompt and answer. What follows the written prompt is the answer.
         whole = self._render([*prompt, *turns])
-        answer = whole[len(text) :]
-        if whole.startswith(text) and _contains_all(answer, [turn["content"] for turn in turns]):
+        answer = whole[len(written_prompt) :]
+        texts = [turn["content"] for turn in turns]
+        if whole.startswith(written_prompt) and _contains_all(answer, texts):
             return answer
 
         # 2. It has read the answer's text and left out a part, such as a thought, or written the prompt in another way.
-        #    So each message is written as a mark, in which there is nothing to leave out. `__call__` found the prompt's
-        #    text with such a mark as the answer: it stands before these marks, too.
+        #    So each message is written as a mark, in which there is nothing to leave out. `__call__` has found the
+        #    written prompt with such a mark as the answer, so the prompt is written in the same way before these marks.
         self.restored.append(turns[-1]["content"])
         marks = [f"{ANSWER}-{number}." for number in range(len(turns))]
         marked_turns = []
         for turn, mark in zip(turns, marks, strict=True):
             marked_turns.append({**turn, "content": mark})
-        answer = self._render([*prompt, *marked_turns])[len(text) :]
+        answer = self._render([*prompt, *marked_turns])[len(written_prompt) :]
 
-        # 3. The messages' texts in the place of the marks. Each mark is replaced once, where the template wrote it: a
-        #    text that was put in may have the same characters.
+        # 3. The messages' texts in the place of the marks. Each mark is replaced only once, where the template wrote
+        #    it, because the messages' own texts may have the same characters.
         for turn, mark in zip(turns, marks, strict=True):
             answer = answer.replace(mark, turn["content"], 1)
         return answer
 
     def _without_end_of_turn(self, answer: str) -> str:
-        """Return the answer without the end of its last turn, if only special tokens and white space follow it."""
+        """Return the answer without the token that ends its last turn, and without what follows that token.
+
+        If other text than special tokens and white space follows the token, it does not end the last turn, and the
+        answer stays as it is.
+        """
         text, end, after = answer.rpartition(self._end_of_turn())
         for token in _special_tokens(self.tokenizer, after):
             after = after.replace(token, "")
-        has_end = end != "" and not after.strip()
+        has_end = end != "" and not after.strip()  # `end` is empty if the token is not there
         return text if has_end else answer
 
     def _check_that_it_writes_a_question(self) -> None:
+        """Raise `InputError` if the template cannot write a short question: the template is at fault, and not a row."""
         try:
             self._render([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
         except BadRow as error:
@@ -221,9 +234,9 @@ class Chat:
             raise BadRow("bad_chat", f"the chat template: {one_line(error)}") from None
 
     def _first_difference(self, prompt: str, whole: str) -> int:
-        """Return how many characters of the prompt are before the first token that is another one in `whole`.
+        """Return how many characters of the prompt come before its first token that is another one in `whole`.
 
-        That is all of them if no token differs.
+        If no token differs, that is the length of the prompt.
         """
         if whole.startswith(prompt):
             return len(prompt)
@@ -236,7 +249,7 @@ class Chat:
             if token != other:
                 return end_of_same
             end_of_same = end
-        # Neither has another token as far as both go.
+        # `zip` has ended with the shorter one, and up to there the tokens are the same.
         is_whole_prompt = len(ids) <= len(encoded["input_ids"])
         return len(prompt) if is_whole_prompt else end_of_same
 
@@ -244,8 +257,9 @@ class Chat:
 def _dated(template: str | None, day: datetime.datetime) -> str | None:
     """Return a template whose `strftime_now` writes this day, so that a resumed run has the prompts of its first day.
 
-    It is a macro at the start of the template, since transformers passes no functions on. It replaces each code of
-    `strftime`, such as %d, by the text of this day. Templates without `strftime_now` stay as they are.
+    A macro of this name at the start of the template takes the place of transformers' function, which writes today. It
+    replaces each code of `strftime`, such as %d, by the text for this day. Templates without `strftime_now` stay as
+    they are.
     """
     if not isinstance(template, str) or "strftime_now" not in template:
         return template
@@ -260,16 +274,17 @@ def _dated(template: str | None, day: datetime.datetime) -> str | None:
 
 
 def expect_chats(tokenizer) -> None:
-    """Tell the tokenizer that templates wrote its texts, and let the end of the assistant's turn end a response.
+    """Tell the tokenizer that a chat template wrote its texts, and make the end of the assistant's turn its EOS.
 
-    See `encode_prompts`. Raises `InputError` if the template cannot write an answer.
+    `encode_prompts` then reads special tokens in the texts as such, and a response ends as the template ends an answer.
+    Raises `InputError` if the template cannot write an answer.
     """
     tokenizer.expects_chats = True
     tokenizer.eos_token = end_of_turn(tokenizer)
 
 
 def end_of_turn(tokenizer) -> str:
-    """Return the first special token that the template writes after an answer, else EOS.
+    """Return the first special token that the template writes after an answer; EOS if it writes none.
 
     Raises `InputError` if the template cannot write an answer, or leaves it out.
     """
@@ -307,8 +322,8 @@ def _texts_of(message: dict) -> list[str]:
     return texts
 
 
-def _source(template) -> str:
-    """Return the text of a chat template, or of all of several."""
+def _text_of_template(template) -> str:
+    """Return the text of a tokenizer's chat template; of several by name, their texts together; empty for None."""
     return template if isinstance(template, str) else str(template or "")
 
 

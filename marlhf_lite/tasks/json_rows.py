@@ -39,7 +39,10 @@ def rows_of_lines(text: str) -> tuple[list, int]:
 
 
 def _fix_of_line(line: str) -> str:
-    """Return what to do about a line that is not JSON: a comma, or another object, may follow its object."""
+    """Return what to do about a line that is not JSON.
+
+    The line may have an object that is followed by a comma, or by another object.
+    """
     try:
         _, end = json.JSONDecoder().raw_decode(line)
     except (ValueError, RecursionError):
@@ -55,15 +58,19 @@ def _fix_of_line(line: str) -> str:
 
 
 def rows_of_value(text: str) -> list:
-    """Return the rows of a list, of `{"data": [...]}`, or of objects one after another.
+    """Return the rows of a JSON file: it has a list of rows, `{"data": [...]}`, or rows one after another.
 
-    Raises `InputError` for an object that holds columns or several lists of rows.
+    Raises `InputError` for several lists, for rows that are lists of cells, and for an object that is probably not a
+    row, such as a table by its columns. Whether each row is an object, and no number for example, is checked by
+    `files.read_and_account`.
     """
     values = _values_in(text)
     if len(values) > 1 and all(isinstance(value, list) for value in values):
         fix = "give the files by a pattern such as 'part-*.json'"
         raise InputError(f"several lists, as of joined files: {fix}")
-    if len(values) > 1:
+    if (
+        len(values) > 1
+    ):  # each is a row: only a single value may be a whole table, which is refused below
         return values
     value = values[0]
     if isinstance(value, list):
@@ -72,6 +79,7 @@ def rows_of_value(text: str) -> list:
     if isinstance(value, dict) and isinstance(value.get("data"), list):
         refuse_other_lists(value)
         return value["data"]
+    # A single object is a row, unless it is a table by its columns, an error that a server sent, or holds the rows.
     refuse_object_that_is_no_row(value)
     refuse_rows_under_a_name(value)
     return [value]
@@ -93,7 +101,9 @@ def _values_in(text: str) -> list:
     while position < len(text) or not values:  # an empty file is read once, for its error
         try:
             value, position = decoder.raw_decode(text, position)
-        except InputError:  # a key twice, which has its own words; it is a ValueError, too
+        except (
+            InputError
+        ):  # an object has a key twice: the error, a ValueError, too, says what to do
             raise
         except RecursionError:
             raise InputError(TOO_DEEP) from None
@@ -117,7 +127,8 @@ def _after_space(text: str, position: int) -> int:
 def _parse(line: str):
     """Return the JSON value of a line."""
     value = json.loads(line, object_pairs_hook=_object_without_repeats)
-    may_be_deep = line.count("[") + line.count("{") > DEEPEST  # walking down every value takes time
+    # Only a line with that many brackets can be so deep. Walking down the values of every line would take time.
+    may_be_deep = line.count("[") + line.count("{") > DEEPEST
     if may_be_deep:
         _refuse_deep(value)
     return value
@@ -126,7 +137,7 @@ def _parse(line: str):
 def _object_without_repeats(pairs: list[tuple]) -> dict:
     """Return a JSON object from its (name, value) pairs. Raises `InputError` if a name is there twice.
 
-    Python's parser would take the last of them without a word.
+    Python's parser would take the last of the values without a word.
     """
     made = dict(pairs)
     if len(made) == len(pairs):

@@ -99,7 +99,8 @@ def load_task(
         )
         counts = counts + counts_of_test
 
-    # 4. Draw `size` rows, those of a separate test set included: as many as would be held out without it.
+    # 4. Draw `size` rows in all. If there is a separate test set, as many of them are drawn from it as would be held
+    #    out without it.
     test_size = None
     if size is not None:
         test_size = max(round(size * form.test_fraction), 1)
@@ -124,7 +125,7 @@ def load_task(
         of_part, _ = convert(rows_with_part, f"{dataset} ({part})", form.parts[part])
         task = _with_test_part(task, part, draw(of_part, test_size, seed))
 
-    # 6. What a report says of the rows besides.
+    # 6. What else a report says of the rows.
     if is_written_by_chat:
         task = replace(task, chats=True, source_of_prompt=chat.source_of_prompt)
     else:
@@ -142,13 +143,14 @@ def load_task(
 def _with_test_part(task: Task, part: str, rows: Sequence[dict]) -> Task:
     """Return the task with these rows as its test part, instead of its own test rows, and with counts that say so.
 
-    `part` is the name of these rows. The task's conversion has dropped all rows of this kind, counted by this name.
+    `part` is the name of these rows. The task's conversion has dropped all rows of this kind and counted them by this
+    name.
     """
     counts = dict(task.counts)
     counts["not_of_part"] = counts["test"]  # the task's own test rows are not used
     counts["test"] = len(rows)
     dropped = counts.pop(part, 0)
-    still_dropped = dropped - len(rows)  # those that were not drawn
+    still_dropped = dropped - len(rows)  # rows of this kind that were not drawn
     if still_dropped > 0:
         counts[part] = still_dropped
     splits = datasets.DatasetDict({**task.splits, "test": datasets.Dataset.from_list(rows)})
@@ -184,10 +186,10 @@ def _convert(
     bad_rows: str,
     place_of: Callable[[int], str] = "row {}".format,
 ) -> tuple[list[dict], Counter]:
-    """Return what `to_preferences` does of these rows, with `convert` instead of the form's own conversion.
+    """Return what `to_preferences` makes of these rows, with `convert` instead of the form's own conversion.
 
     Of a data set of `datasets`, only the columns that are used come into the memory: WebGPT's others take gigabytes. If
-    columns are missing, all stay, so that the message about it can name them.
+    columns are missing, all others stay, so that the error can name them.
     """
     if isinstance(rows, datasets.Dataset) and set(form.columns) <= set(rows.column_names):
         used = _used_columns(form)
@@ -204,8 +206,8 @@ def _used_columns(form: Form) -> set[str]:
 def _unused_names(rows: Iterable[dict], form: Form, is_written_by_chat: bool) -> tuple[str, ...]:
     """Return the columns and the keys of messages that nothing reads, for a note to the user.
 
-    Without a chat template, nothing writes the column `system`, a thought or a tool call. The paper's data sets are
-    known to have columns that nobody needs, so their names are not returned.
+    Without a chat template, the column `system`, thoughts and tool calls are among them, because nothing else writes
+    them. The paper's data sets are known to have columns that nobody needs, so their names are not returned.
     """
     if form.has_fixed_prompts:
         return ()
@@ -231,10 +233,10 @@ def _unused_names(rows: Iterable[dict], form: Form, is_written_by_chat: bool) ->
 
 
 def _count_rows_with_thoughts(rows: Iterable[dict], form: Form) -> int:
-    """Return how many rows have a thought in a key of its own, beside a message's content.
+    """Return how many rows have a thought in a separate key, beside a message's content.
 
-    Only a chat template would write it. Data of `datasets` are not counted (0), because they may be larger than the
-    memory; nor are the paper's data sets, which have no messages.
+    Only a chat template would write such a thought. The count is 0 for data of `datasets`, which are not searched
+    because they may be larger than the memory, and for the paper's data sets, which have no messages.
     """
     if form.has_fixed_prompts or not isinstance(rows, list):
         return 0
@@ -249,7 +251,7 @@ def _count_rows_with_thoughts(rows: Iterable[dict], form: Form) -> int:
 
 
 def _messages_in(row: Mapping, form: Form) -> list[dict]:
-    """Return the messages in all columns of a row that the form reads; texts are none."""
+    """Return the messages in all columns of a row that the form reads; a text is not a message."""
     turns = []
     for column in form.columns:
         cell = row.get(column)

@@ -26,9 +26,10 @@ _MARKS = {"user": HUMAN, "assistant": ASSISTANT}
 
 
 def messages_of(value, column: str) -> Turns:
-    """Return the messages of a cell: a list of them, one message, or `datasets`' columns of roles and contents.
+    """Return the messages of a cell: it has a list of them, one message, or `datasets`' columns of roles and contents.
 
-    `from` and `value` are read as `role` and `content`, and parts of text are joined. Raises `BadRow`.
+    `from` and `value` are read as `role` and `content`, and parts of text are joined. Raises `BadRow`, which names the
+    `column`, for other cells.
     """
     if isinstance(value, dict):
         value = _rows_of_columns(value) or [value]
@@ -38,7 +39,7 @@ def messages_of(value, column: str) -> Turns:
 
 
 def _rows_of_columns(value: Mapping) -> list[dict] | None:
-    """Return the messages of `{"role": [...], "content": [...]}`, as `datasets` stores a sequence of them.
+    """Return the messages of `{"role": [...], "content": [...]}`, as `datasets` stores a sequence of messages.
 
     None for another dict, such as one message.
     """
@@ -98,13 +99,14 @@ def _message(turn: Mapping, column: str) -> dict:
 def _tool_calls(calls, column: str) -> list[dict]:
     """Return tool calls as templates take them: arguments as an object, and without the empty fields of Parquet.
 
-    A call is `{"name": ..., "arguments": ...}`, or has this under `function`. Raises `BadRow`.
+    A call is `{"name": ..., "arguments": ...}`, or `{"function": {"name": ..., "arguments": ...}}`. Raises `BadRow` if
+    it is not an object of this kind.
     """
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise BadRow("bad_chat", f"{column!r} has tool calls that are not a list of objects")
     read = []
     for call in calls:
-        call = _without_empty_fields(call)
+        call = _without_empty_fields(call)  # a copy, whose arguments may be changed
         name_and_arguments = call.get("function", call)
         if not isinstance(name_and_arguments, dict):
             raise BadRow("bad_chat", f"{column!r} has a call of a function that is not an object")
@@ -151,7 +153,7 @@ def unwritten_tool_call(name: str) -> BadRow:
 
 
 def with_calls_of(turn: Mapping, name: str) -> dict:
-    """Return a message whose calls, if it has any, are all of the function of this name."""
+    """Return the message with `name` as the name of the function in each of its calls, if it has any."""
     calls = []
     for call in turn.get("tool_calls", []):
         if isinstance(call.get("function"), dict):
@@ -170,9 +172,9 @@ def thought_of(turn: Mapping) -> str:
 def check_roles(turns: Sequence[Mapping], template: str | None) -> None:
     """Raise `BadRow` for a role that neither the usual chats nor this chat template have.
 
-    A template that puts any role between its marks would write one that the model has never seen. The row is counted
-    by the role's name. `template` is the text of the template, which has the role if it compares with it, in quotes;
-    None if there is none.
+    Without this check, a template that puts any role between its marks would write one that the model has never seen.
+    The row is counted by the role's name. `template` is the text of the chat template; None if there is none. A
+    template that has a role compares with its name, so the name stands in quotes in the text.
     """
     for turn in turns:
         role = turn["role"]
@@ -223,7 +225,7 @@ def write_transcript(prompt: Turns, answers: Sequence[Turns]) -> tuple[str, list
             raise BadRow(
                 "bad_chat", "tool calls, which a chat template writes (--chat_template FILE)"
             )
-    # The mark of the answer's first turn is the end of the prompt.
+    # `Assistant:`, with which the first turn of an answer begins, is written at the end of the prompt.
     written = [_transcript(turns).removeprefix(ASSISTANT).rstrip() for turns in answers]
     return _transcript(prompt) + ASSISTANT, written
 

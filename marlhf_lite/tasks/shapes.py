@@ -73,9 +73,11 @@ def _convert_row(
 ) -> dict[str, str]:
     """Return the prompt and the answers of a row as texts: `prompt`, `chosen` and `rejected`; a single one is `chosen`.
 
+    `answer_columns` are two for pairs, one for SFT, and none if there are only prompts.
+
     Texts stay as they are, except for white space at the end of an answer. Messages are written by the chat template,
-    or without one as a transcript. A chat template with the choice `text` also writes a row of texts, with the prompt
-    as a message of the user. Raises `BadRow`.
+    or, if there is none, as a transcript. If the choice of the chat template is `text`, it also writes a row of texts:
+    the prompt becomes a message of the user. Raises `BadRow` if a row cannot be written.
     """
     columns = ("prompt", *answer_columns)
     has_messages = any(isinstance(row.get(column), list | dict) for column in columns)
@@ -91,17 +93,19 @@ def _convert_row(
             answers = [row[column].rstrip() for column in answer_columns]
         elif template.choice == "text":
             prompt, answers = _write_row(row, answer_columns, template)
-            template.source_of_prompt[prompt] = row["prompt"]  # a user's function gets the text
+            # `_write_row` has noted a message as the source; a user's function gets the row's text.
+            template.source_of_prompt[prompt] = row["prompt"]
         else:  # the template writes messages alone, and most rows have them
             raise BadRow("bad_chat", "text, but most rows are lists of messages")
+    # Of one answer or none, `zip` takes as many names.
     named_answers = dict(zip(("chosen", "rejected"), answers, strict=False))
     return templates.checked_row(prompt, **named_answers)
 
 
 def _with_prompt(row: Mapping, answer_columns: Sequence[str]) -> Mapping:
-    """Return a row of texts with a prompt: its own, or the start that two whole transcripts share.
+    """Return a row of texts with a prompt: its own, or, if it has none, the start that its two transcripts share.
 
-    Raises `BadRow` for a cell that is not text, and if there is no prompt.
+    Raises `BadRow` for a cell that is not text, if the transcripts share no prompt, and if one ends with the human.
     """
     has_prompt = "prompt" in row
     for column in ("prompt", *answer_columns):
@@ -109,7 +113,7 @@ def _with_prompt(row: Mapping, answer_columns: Sequence[str]) -> Mapping:
             templates.check_text(row[column], column)
     if has_prompt:
         return row
-    if len(answer_columns) < 2:  # a column of messages for SFT
+    if len(answer_columns) < 2:  # for SFT: one column, whose messages should hold the prompt, too
         raise BadRow("bad_chat", f"{answer_columns[0]!r} is not a list of messages")
     prompt, chosen, rejected = templates.split_transcripts(row["chosen"], row["rejected"])
     answers = {"chosen": chosen, "rejected": rejected}
@@ -121,10 +125,10 @@ def _with_prompt(row: Mapping, answer_columns: Sequence[str]) -> Mapping:
 
 
 def _convert_row_for_sft(row: Mapping, template: str | Chat = "paper") -> dict[str, str]:
-    """Return the prompt and the answer of a row with a `completion`: the answer, or messages that end with it.
+    """Return `prompt` and `chosen` of a row whose `completion` is the answer, or messages that end with the answer.
 
-    Raises `BadRow` if a label says that the answer is one to avoid (false or 0), so that nobody learns it, and for a
-    label that is neither true nor false: it is probably a class.
+    Raises `BadRow` if a label says that the answer is one to avoid (false or 0), so that nobody learns it. Also raises
+    it if a label is neither true nor false, because it probably names a class.
     """
     for name in LABELS:
         if name not in row:
@@ -153,22 +157,23 @@ def _write_row(
     # 1. The messages of the prompt, and of the whole chat with each answer.
     prompt = row.get("prompt")  # rows whose answers are whole chats have none
     prompt_is_text = isinstance(prompt, str)
-    before: Turns = []
+    prompt_turns: Turns = []
     if prompt_is_text:
-        before = turns_of_text(prompt)
+        prompt_turns = turns_of_text(prompt)
     elif prompt is not None:
-        before = messages_of(prompt, "prompt")
+        prompt_turns = messages_of(prompt, "prompt")
     chats = []
     for column in answer_columns:
-        chats.append(_whole_chat(before, row[column], column, prompt_is_text))
+        chats.append(_whole_chat(prompt_turns, row[column], column, prompt_is_text))
     if not answer_columns:
-        chats = [before]
+        chats = [prompt_turns]
     system = row.get("system")
     has_system = isinstance(system, str) and system.strip() != ""
     if has_system and isinstance(template, Chat):  # transcripts have no such role
         chats = [_after_system(system, chat) for chat in chats]
 
-    # 2. Where the answers begin: after what two chats share, else at the last message.
+    # 2. Where the answers begin: after what two chats share. A single answer is the last message; without an answer
+    #    the whole chat is the prompt.
     if len(answer_columns) == 2:
         start = _count_shared_messages(*chats)
     else:
@@ -187,33 +192,34 @@ def _after_system(system: str, chat: Turns) -> Turns:
     return [{"role": "system", "content": system}, *chat]
 
 
-def _whole_chat(before: Turns, answer, column: str, prompt_is_text: bool) -> Turns:
-    """Return the messages of a prompt (`before`) and its answer, a text or messages, which may repeat the prompt.
+def _whole_chat(prompt_turns: Turns, answer, column: str, prompt_is_text: bool) -> Turns:
+    """Return the messages of a prompt, followed by those of its answer.
 
-    Raises `BadRow` for messages that do not end with the assistant's, or that begin with another prompt.
+    The answer is a text, or a list of messages. If its messages repeat the prompt, they are the whole chat already.
+    Raises `BadRow` if they do not end with the assistant's, or begin with another prompt.
     """
     if isinstance(answer, str):
         templates.check_text(answer, column)
         # Without the one space that separates an answer from `Assistant:`.
         content = re.sub(r"^ (?=\S)", "", answer)
-        return [*before, {"role": "assistant", "content": content}]
+        return [*prompt_turns, {"role": "assistant", "content": content}]
     turns = messages_of(answer, column)
     if not turns or turns[-1]["role"] != "assistant":
         last = f", but of {turns[-1]['role']!r}" if turns else ""
         raise BadRow("bad_chat", f"{column!r} does not end with a message of the assistant{last}")
-    repeats_prompt_exactly = turns[: len(before)] == before
+    repeats_prompt_exactly = turns[: len(prompt_turns)] == prompt_turns
     if repeats_prompt_exactly:
         return turns
-    # A prompt given as text may be in the messages with more beside it, such as a message of the system.
+    # The messages before the answer may have the text of the prompt, and more beside it, such as the system's message.
     has_question = any(turn["role"] == "user" for turn in turns)
-    if prompt_is_text and has_question and _words(before) in _words(turns[:-1]):
+    if prompt_is_text and has_question and _words(prompt_turns) in _words(turns[:-1]):
         return turns
     if turns[0]["role"] in ("system", "user"):
         fault = f"{column!r} begins with a message of the {turns[0]['role']}, but not with 'prompt'"
         raise BadRow(
             "bad_chat", f"{fault}: put all of the prompt into the messages, or leave 'prompt' out"
         )
-    return before + turns
+    return prompt_turns + turns
 
 
 def _words(turns: Turns) -> str:
@@ -236,9 +242,11 @@ def _count_shared_messages(chosen: Turns, rejected: Turns) -> int:
     """
     shared = 0
     shorter = min(len(chosen), len(rejected))
+    # Stops before the last message, so that each answer has at least one.
     while shared < shorter - 1 and chosen[shared] == rejected[shared]:
         shared += 1
-    # Both answers must begin with the assistant: if they differ in a question, the turn before it is the answer.
+    # Both answers must begin with the assistant's message. If the chats differ in a question first, go back to the
+    # assistant's message before that question.
     while shared > 0 and not chosen[shared]["role"] == rejected[shared]["role"] == "assistant":
         shared -= 1
     if shared <= 0:
@@ -263,6 +271,7 @@ def _write_chat(
             "bad_chat", "the last message before the answer is the assistant's, like the answer"
         )
     for turns in answers:
+        # A message may be nothing but a call of a tool.
         if not turns[-1]["content"].strip() and not turns[-1].get("tool_calls"):
             raise BadRow("empty_response", "an answer is empty")
     if isinstance(template, Chat):
@@ -274,12 +283,13 @@ def _write_chat(
 
 
 def _shape(name: str, form: Form, **names: str) -> Form:
-    """Return a form like `form`, of rows in which some columns have other names: `names` has old=new.
+    """Return a form like `form` for rows in which some columns have other names.
 
-    `name` is what a run calls the shape.
+    `names` has them: `prompt="question"` says that what `form` calls prompt is the column question. `name` is what a
+    run calls the shape.
     """
     optional = form.optional
-    if names.get("prompt") in INSTRUCTIONS:
+    if names.get("prompt") in INSTRUCTIONS:  # Alpaca's may have a column `input` beside it
         optional += ("input",)
     columns = tuple(names.get(column, column) for column in form.columns)
     return replace(form, name=name, columns=columns, names=names, optional=optional)
@@ -327,14 +337,18 @@ SHAPES = _all_shapes()
 def shape_of(columns: Collection[str], user_columns: str = "") -> Form:
     """Return the first shape whose columns are all present and include those that the user names by `--columns`.
 
-    If there is none, `PAIRS` is returned, so that its missing columns are reported. So it is if columns have names like
-    those of two compared answers, although a shape without pairs would fit: it would ignore which answer is better.
-    So it is if a name is that of a shape but for spaces or invisible marks around it.
-    Columns that the user has named are taken as they are.
+    `PAIRS` is returned in three other cases, so that its missing columns are reported:
+
+    1. No shape fits.
+    2. A column has the name of a shape's column, but with spaces or invisible marks around it.
+    3. Columns are named like two compared answers, and the shape that fits has no pairs: it would ignore which answer
+       is better.
+
+    If the user names columns, they are taken as they are, and only the first case counts.
     """
     named_by_user = {new for new, _ in _new_and_old_names(user_columns)}
     known = {column for form in SHAPES for column in form.columns}
-    # "prompt " beside chosen and rejected: without it they would be read as whole transcripts.
+    # Such as "prompt " beside chosen and rejected, which would be read as whole transcripts without a prompt.
     almost_known = {_without_space_around(name) for name in columns} - set(columns)
     if almost_known & known and not named_by_user:
         return PAIRS
@@ -355,7 +369,7 @@ def name_compared_answers(columns: Iterable) -> bool:
     names = [str(name) for name in columns]
     if any(names_a_compared_answer(name) for name in names):
         return True
-    # What is left of `good_response` is good.
+    # The opposites may stand beside words that name an answer: without such words `good_response` is good.
     cores = set()
     for name in names:
         words = [word.lower() for word in re.findall(r"[A-Za-z]+", name)]
@@ -392,20 +406,22 @@ def _new_and_old_names(columns: str) -> list[list[str]]:
 
 
 def rename(rows, columns: str):
-    """Return rows, or a data set, with the columns that `--columns` names, as `prompt=question,chosen=good`.
+    """Return rows, or a data set, whose columns are renamed as `--columns` says, such as `prompt=question,chosen=good`.
 
-    A column that had the new name is left out. Raises `InputError` for a missing name.
+    In this example the column question becomes prompt. A column that was called prompt before is left out, because the
+    user says that another one is meant. Raises `InputError` if a name occurs twice, if a new name is none of `TARGETS`,
+    and if no column has the old name.
     """
     present = columns_of(rows)
-    new_names: dict[str, str] = {}
-    old_names: dict[str, str] = {}
+    new_name_of: dict[str, str] = {}  # old name -> new name
+    old_name_of: dict[str, str] = {}  # new name -> old name
     for new, asked in _new_and_old_names(columns):
         old = _present_name(asked, present)
-        if old in new_names or new in old_names:
+        if old in new_name_of or new in old_name_of:
             raise InputError(f"--columns {columns}: a name occurs twice: give each column one name")
-        new_names[old] = new
-        old_names[new] = old
-    for new, old in old_names.items():
+        new_name_of[old] = new
+        old_name_of[new] = old
+    for new, old in old_name_of.items():
         if new not in TARGETS or not old:
             raise InputError(
                 f"--columns {new}={old}: give NEW=OLD with NEW one of {', '.join(TARGETS)}"
@@ -413,26 +429,26 @@ def rename(rows, columns: str):
         if old not in present:
             fix = f"{did_you_mean(old, present)}there are {shown_names(present)}"
             raise InputError(f"--columns {new}={old}: there is no column {old}: {fix}")
-    # Columns that have a new name already and get no other: the user says that another column is meant.
-    replaced = [name for name in present if name in old_names and name not in new_names]
+    # With `prompt=question`, the column that was called prompt is left out, unless it gets a new name itself.
+    replaced = [name for name in present if name in old_name_of and name not in new_name_of]
     if not isinstance(rows, list):  # a data set of `datasets`
-        return rows.remove_columns(replaced).rename_columns(new_names)
+        return rows.remove_columns(replaced).rename_columns(new_name_of)
     renamed = []
     for row in rows:
         kept = [name for name in row if name not in replaced]
-        renamed.append({new_names.get(name, name): row[name] for name in kept})
+        renamed.append({new_name_of.get(name, name): row[name] for name in kept})
     return renamed
 
 
 def _present_name(asked: str, present: Collection[str]) -> str:
-    """Return the name in the rows of the column that the user calls `asked`: it may have spaces around it.
+    """Return the name that the rows have for the column that the user calls `asked`: it may have spaces around it.
 
     If there is no such column, or more than one, `asked` itself is returned.
     """
     if asked in present:
         return asked
-    same = [name for name in present if isinstance(name, str) and name.strip() == asked]
-    return same[0] if len(same) == 1 else asked
+    with_spaces = [name for name in present if isinstance(name, str) and name.strip() == asked]
+    return with_spaces[0] if len(with_spaces) == 1 else asked
 
 
 # Rows to the columns of a task
@@ -451,17 +467,19 @@ def to_preferences(
     dicts of strings, answers for SFT `{"prompt", "chosen"}`, only prompts `{"prompt"}`. White space at the end of a
     response is stripped, since the end-of-sequence token follows it; the rest stays unchanged.
 
-    Rows with a fault of `DROPPED` are dropped and counted by reason. Any other bad row raises `InputError` that names
-    `source` and the row; with `bad_rows="drop"` it is dropped and counted, too: `missing_column`, `not_text`,
-    `bad_chat`, `no_shared_turn`, `empty_prompt`. `counts` also has `read` and `kept`. A column that all rows lack,
-    lists that all rows have as text, answers that repeat their prompts, or no row left always raise `InputError`.
-    `place_of` names the place of a row by its number, for rows of several files.
+    Rows with a fault that `DROPPED` names are dropped and counted by reason. Any other bad row raises `InputError` that
+    names `source` and the row; with `bad_rows="drop"` it is dropped and counted, too, by reasons such as
+    `missing_column`, `not_text`, `bad_chat`, `no_shared_turn` and `empty_prompt`. `counts` also has `read` and `kept`.
+
+    `InputError` is raised in any case if all rows lack a column or have lists written as text in it, if answers repeat
+    their prompts, and if no row is left. `place_of` returns the place of a row from its number, for rows of several
+    files.
     """
     form = form or shape_of(columns_of(rows))
     _check_columns(rows, source, form)
-    # A list that was written as text ("[{'role': ...") would be read as an answer. The paper's own data, whose prompts
-    # have a fixed form, have such cells rightly; data of `datasets` (no `list`) have types, and may be too
-    # many to look at.
+    # A list that was written as text ("[{'role': ...") would be read as an answer. Two kinds of data are not searched
+    # for such cells: the paper's own, whose prompts have a fixed form, have them rightly; those of `datasets` (no
+    # `list`) have types, and may be too many to look at.
     if not form.has_fixed_prompts and isinstance(rows, list):
         refuse_written_lists(rows, form.columns, source)
     kept = []
@@ -503,12 +521,17 @@ def _check_cells_are_there(row: Mapping, form: Form) -> None:
         if column not in row:
             raise BadRow("missing_column", f"no {column!r}")
     for column in form.needed_by_functions:
-        if row.get(column) is None:  # the function would get None, and a text for the other rows
+        if (
+            row.get(column) is None
+        ):  # the function would get None for this row, and a text for others
             raise BadRow("missing_column", f"no {column!r}")
 
 
 def _by_names_of_the_task(row: Mapping, form: Form) -> Mapping:
-    """Return the columns that the form reads, by the names of the task; the input of an instruction goes below it."""
+    """Return the columns that the form reads, by the names of the task.
+
+    If the prompt is an instruction and the row has an `input` for it, the input goes on a line below the instruction.
+    """
     read = (*form.columns, *form.optional)
     named = {name: row[name] for name in read if name in row}
     for name_of_task, name_in_row in form.names.items():
@@ -539,7 +562,7 @@ def _check_columns(rows: Iterable[dict], source: str, form: Form) -> None:
     # a damaged file's names may have line breaks
     names = " ".join(shown_names(present).split()) or "none"
     expected = ", ".join(form.columns)
-    is_no_known_shape = form.columns == COLUMNS  # see `shape_of`
+    is_no_known_shape = form.columns == COLUMNS  # `shape_of` returns pairs if no shape fits
     if is_no_known_shape:
         expected += " (or chosen, rejected with whole transcripts; or prompt and completion, or messages, for SFT)"
     fix = _fix_of_columns(rows, present, is_no_known_shape)
@@ -550,6 +573,7 @@ def _fix_of_columns(rows: Iterable[dict], present: Sequence, is_no_known_shape: 
     """Return what to do about rows in which no column has an expected name, from the names that are `present`."""
     # 1. The names are there, but not as they should be.
     renamed = {name: _without_space_around(name) for name in present if _has_space_around(name)}
+    # `str.strip` takes white space off, and leaves marks such as a byte order mark.
     if any(name.strip() != stripped for name, stripped in renamed.items()):
         return f"names have invisible marks around them: in pandas rows.rename(columns={renamed})"
     if renamed:
@@ -565,7 +589,7 @@ def _fix_of_columns(rows: Iterable[dict], present: Sequence, is_no_known_shape: 
     if len(present) == 1 and len(known_words) > 1:
         return "separate the columns by commas, semicolons, tabs or |"
 
-    # 2. There are no names, or others.
+    # 2. The first line has no names, or the columns have other names.
     if any(len(str(name).split()) > MOST_WORDS_OF_A_NAME for name in present):
         return "if the first line is a row, write a line with the names of the columns above it"
     if not is_no_known_shape:
@@ -582,7 +606,7 @@ def _fix_of_columns(rows: Iterable[dict], present: Sequence, is_no_known_shape: 
 def _column_with_rows_inside(rows: Iterable[dict], columns: Iterable) -> str:
     """Return the name of a column whose cells have a prompt or answers inside, as in `{"row": {"prompt": ...}}`.
 
-    Empty if there is none. The first row shows it.
+    Empty if there is no such column. Only the first row is looked at.
     """
     for row in islice(rows, 1):
         for name in columns:

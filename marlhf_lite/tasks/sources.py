@@ -21,7 +21,7 @@ from marlhf_lite.tasks.shapes import columns_of, rename
 from marlhf_lite.tasks.templates import Form
 from marlhf_lite.utils.errors import InputError, did_you_mean, one_line
 
-ENOUGH_ROWS = 1000  # so many rows show what the others are like
+ENOUGH_ROWS = 1000  # that many rows show what the others are like
 SAVED = (".arrow", "dataset_dict.json", "dataset_info.json", "state.json")  # by `save_to_disk`
 _NAMES_A_TEST_SET = re.compile(r"(^|[^a-zA-Z])(test|validation|valid|dev|eval)([^a-zA-Z]|$)")
 CHOICES = (
@@ -70,13 +70,13 @@ def find_rows(dataset: str, columns: str = "", **where: str) -> Found:
         or _has_marks_of_patterns(dataset)
     )
     if dataset and (is_address or looks_local or os.path.exists(path)):
-        # A file has a single split, which is called train.
-        others = {name: value for name, value in where.items() if value != "train"}
-        refuse_options(others, f"{dataset} is a file and")
+        # A file has a single split, which is called train: so `--split train` fits, and no other option.
+        unfit = {name: value for name, value in where.items() if value != "train"}
+        refuse_options(unfit, f"{dataset} is a file and")
         if is_address:
             files = [dataset]
         else:
-            files = matching_files(dataset) or [path]  # a missing one: reading it says so
+            files = matching_files(dataset) or [path]  # if no file matches, reading it says so
         split = _read_files(files, columns)
         return Found(rows=rename(split.rows, columns), files=split.files)
 
@@ -93,7 +93,11 @@ def find_rows(dataset: str, columns: str = "", **where: str) -> Found:
 
 
 def form_of_rows(dataset: str, rows: Iterable[dict], where: Mapping[str, str]) -> Form:
-    """Return the form of the rows of a data set: the paper's by its name on the hub, else by the columns."""
+    """Return the form of the rows of a data set.
+
+    The paper's data are known by their name on the hub, others by their columns. `where` has the other arguments of
+    `find_rows`.
+    """
     # If the user says where the rows are, by `--split` for example, they may be others than the paper's.
     is_paper_data = dataset in HUB and not any(where.values())
     if is_paper_data:
@@ -103,7 +107,7 @@ def form_of_rows(dataset: str, rows: Iterable[dict], where: Mapping[str, str]) -
 
 
 def most_rows_have_messages(rows: Iterable[dict], form: Form) -> bool:
-    """Return whether most rows have messages: one odd row does not decide for all."""
+    """Return whether most of the first rows have messages, so that one odd row does not decide for all."""
     first_rows = list(islice(rows, ENOUGH_ROWS))
     with_messages = 0
     for row in first_rows:
@@ -112,7 +116,7 @@ def most_rows_have_messages(rows: Iterable[dict], form: Form) -> bool:
 
 
 def name_of_test(dataset: str, found: Found) -> str:
-    """Return how errors name the rows of a separate test set: with its files, which may be unexpected ones."""
+    """Return how errors name the rows of a separate test set: with its files, because the user may expect others."""
     files = "".join(f": {os.path.basename(file.name)}" for file in found.test_files)
     return f"{dataset} (test{files})"
 
@@ -134,7 +138,7 @@ def place_in_files(files: Sequence[FileAccount], number: int) -> str:
 def refuse_options(options: Mapping[str, str], what: str) -> None:
     """Raise `InputError` for the first of these options (name -> value) that has a value: the data have no use for it.
 
-    They are options such as `--split`, which say where the rows are. `what` describes the data.
+    These are options that say where the rows are, such as `--split`. `what` describes the data.
     """
     for name, value in options.items():
         if value:
@@ -144,7 +148,8 @@ def refuse_options(options: Mapping[str, str], what: str) -> None:
 def _read_files(paths: Iterable[str], user_columns: str) -> Split:
     """Read files as one data set; `user_columns` is `--columns`, which says what the rows are.
 
-    Raises `InputError` if one file has pairs and another prompts, for example, and for a copy of another one.
+    Raises `InputError` if the files have rows of different shapes, such as pairs and prompts, and if two files have the
+    same rows.
     """
     rows: list[dict] = []
     accounts: list[FileAccount] = []
@@ -181,11 +186,16 @@ def _find_splits(
 ) -> Found:
     """Return the rows of the `split` to train on (default: train), and those of its test set, as `find_rows` does.
 
-    Of train the test set is test, validation or valid, the first that is there; of train_prefs it is test_prefs.
+    The test set of train is the first of test, validation and valid that is there; that of train_prefs is found by its
+    name in the same way, such as test_prefs.
 
     Args:
+        dataset: the value of `--dataset`, for messages.
         user_columns: the value of `--columns`.
         load: `_load_folder` or `_load_from_hub`, which loads `place` with the arguments of `datasets.load_dataset`.
+        place: the path of the folder, or the name on the hub.
+        split, dataset_config, data_dir: the values of these options.
+        arguments: further arguments of `datasets.load_dataset`.
     """
     # 1. Load all splits.
     is_folder = os.path.isdir(place)
@@ -224,7 +234,7 @@ def _find_splits(
         if test is None and name in splits and is_another:
             test = name
     left_out = []
-    if not split:  # a user who names the split knows of the others
+    if not split:  # a user who names a split knows that there are others
         left_out = [name for name in splits if name not in (train, test)]
     found = Found(
         rows=rename(splits[train].rows, user_columns),
@@ -264,9 +274,9 @@ def _load_folder(
 ) -> tuple[dict[str, Split], tuple[str, ...]]:
     """Return the splits of a folder of files, or of what `save_to_disk` wrote, and the files that are in no split.
 
-    `datasets` says which file is in which split. CSV and JSON files are then read here, like a single one: an error
-    names the line, and cells of CSV stay text, also if they say NA or 007. Parquet and the like are read by `datasets`.
-    `user_columns` is the value of --columns; `arguments` go to `datasets`.
+    `datasets` says which file is in which split. CSV and JSON files are then read as if the user had given the files
+    themselves: an error names the line, and cells of CSV stay text, also if they say NA or 007. Files of other kinds,
+    such as Parquet, are read by `datasets`. `user_columns` is the value of `--columns`; `arguments` go to `datasets`.
     """
     import datasets
     from datasets.packaged_modules.csv.csv import CsvConfig
@@ -301,7 +311,7 @@ def _load_folder(
         left_out = tuple(name for name in all_files if name not in used)
         _check_files(folder, files_of_split, left_out)
 
-        # 3. Their rows.
+        # 3. Their rows. The configuration shows which kind of files `datasets` would read.
         has_csv_or_json = isinstance(config, CsvConfig | JsonConfig)
         if not has_csv_or_json:
             _check_files_of_library(folder, used, of_other_kinds)
@@ -333,7 +343,7 @@ def _check_files(
             others = re.sub(r"\d+-of-\d+$", "*", missing)
             fix = f"copy it, too, or give the other parts by --dataset '{os.path.join(folder, others)}'"
             raise InputError(f"{option}: {missing} is missing: {fix}")
-    # `datasets` knows the names of splits in lower case only.
+    # `datasets` knows the names of splits in lower case only, so it takes Test.jsonl for rows to train on.
     for name in files_of_split.get("train", ()):
         if _NAMES_A_TEST_SET.search(name.lower()) and not _NAMES_A_TEST_SET.search(name):
             fix = "write the names of splits in lower case, such as test.jsonl"
@@ -343,9 +353,9 @@ def _check_files(
 def _check_files_of_library(
     folder: str, files: Collection[str], of_other_kinds: Sequence[str]
 ) -> None:
-    """Raise `InputError` for what `datasets` would read beside the files of a folder: one of another kind, and a copy.
+    """Raise `InputError` if `datasets` would read a file of another kind with the rows of a folder, or a file twice.
 
-    Such as `train.parquet.bak`, or `train (1).parquet`.
+    A file of another kind is one such as `train.parquet.bak`, a copy one such as `train (1).parquet`.
     """
     option = f"--dataset {folder} (a folder)"
     if of_other_kinds:
@@ -363,10 +373,11 @@ def _check_files_of_library(
 
 
 def _missing_part(files: Iterable[str]) -> str:
-    """Return the name of a part that is not among the files, as of `train-00000-of-00002.parquet`; empty if none is.
+    """Return the name of the first part that is missing among the files, such as `train-00001-of-00002`; else empty.
 
-    What follows the numbers is left off: in data of the hub it is another one for each part. A single `best-3-of-5`,
-    without zeros before its number, may be a name and no part.
+    It is without what follows the numbers, such as `.parquet`: in data of the hub, that is different for each part. If
+    there is only one file such as `best-3-of-5`, whose number is not filled up with zeros, it may be no part but have
+    this name by chance, so it is passed over.
     """
     numbers_of_parts: dict[tuple[str, str], set[str]] = {}
     for name in files:
@@ -375,12 +386,12 @@ def _missing_part(files: Iterable[str]) -> str:
             before, number, total = part.groups()
             numbers_of_parts.setdefault((before, total), set()).add(number)
     for (before, total), numbers in numbers_of_parts.items():
-        has_zeros = len(total) > 1 and all(len(number) == len(total) for number in numbers)
-        if len(numbers) == 1 and not has_zeros:
+        are_filled_up = len(total) > 1 and all(len(number) == len(total) for number in numbers)
+        if len(numbers) == 1 and not are_filled_up:
             continue
-        width = len(total) if has_zeros else 1
+        width = len(total) if are_filled_up else 1
         found = {int(number) for number in numbers}
-        first = 1 if int(total) in found else 0  # numbers may begin with 0 or 1
+        first = 1 if int(total) in found else 0  # counted from 0, a number is below the total
         for number in range(first, first + int(total)):
             if number not in found:
                 return f"{before}{number:0{width}}-of-{total}"
@@ -401,23 +412,25 @@ def _path_inside(file: str, folder: str) -> str:
 def _has_marks_of_patterns(name: str) -> bool:
     """Return whether a name has marks of a pattern of files, such as the star in `part-*.jsonl`.
 
-    Two colons are one to `datasets`: they stand between an archive and the file in it.
+    Two colons are such a mark for `datasets`: they stand between an archive and the file in it.
     """
     return any(mark in name for mark in ("[", "]", "*", "?", "::"))
 
 
 @contextmanager
 def _folder_with_plain_name(folder: str) -> Iterator[str]:
-    """Give the `with` statement a folder of the same files whose name `datasets` does not take for a pattern.
+    """Give the `with` statement a folder with the files of `folder`, by a name without marks of a pattern.
 
-    It is the folder itself, or a temporary one with links, which is deleted afterwards.
+    `datasets` would take a folder's name with such marks, as in `data [1]`, for a pattern of files. If `folder` has no
+    marks in its name, it is given itself. Otherwise a temporary folder with links to its files is given, which is
+    deleted at the end of the `with` statement.
     """
     if not _has_marks_of_patterns(folder):
         yield folder
         return
-    with tempfile.TemporaryDirectory() as copy:
+    with tempfile.TemporaryDirectory() as folder_of_links:
         for name in files_below(folder):
-            link = Path(copy) / name
+            link = Path(folder_of_links) / name
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(os.path.abspath(os.path.join(folder, name)))
-        yield copy
+        yield folder_of_links

@@ -17,10 +17,10 @@ LONGEST = 1_000_000  # characters of a text that is parsed
 
 
 def refuse_written_lists(rows: Sequence[Mapping], columns: Iterable[str], source: str) -> None:
-    """Raise `InputError` if a column has a message, or a list of messages or texts, written as text in every row.
+    """Raise `InputError` if all rows of a column have a message, a list of messages or texts, or bytes, as text.
 
-    Models are trained to write JSON, so other JSON is text, and so are lists in some rows only. Empty cells do not
-    count.
+    Other JSON may be an answer, because models are trained to write JSON. So may lists if only some rows have them.
+    Empty cells do not count.
     """
     for column in columns:
         kinds = set()
@@ -30,12 +30,12 @@ def refuse_written_lists(rows: Sequence[Mapping], columns: Iterable[str], source
             if cell is None or cell == "":
                 continue
             kind = written_kind(cell) if isinstance(cell, str) else ""
-            if not kind:  # nearly always the first row: parsing is over soon
+            if not kind:  # nearly always the case in the first row, so few cells are parsed
                 has_plain_cell = True
                 break
             kinds.add(kind)
         if kinds and not has_plain_cell:
-            what = min(kinds)
+            what = min(kinds)  # of several kinds, one for the message
             fix = (
                 "store lists, in JSON lines or Parquet: in pandas parse the column by .map(json.loads), "
                 "or .map(ast.literal_eval) if it has single quotes"
@@ -53,13 +53,14 @@ def written_kind(text: str) -> str:
     It is `a message`, `a list of messages`, `a list of texts` or `BYTES`.
     """
     stripped = text.strip()
+    # The starts of a list, an object, a tuple, a text in quotes, an array of NumPy, and bytes.
     may_be_written = stripped.startswith(("[", "{", "(", '"', "array", "b'", 'b"'))
     if not may_be_written or len(stripped) > LONGEST:
         return ""
     value = _value_of(stripped)
     if isinstance(value, bytes):
         return BYTES
-    if isinstance(value, str):  # a list that was written as text twice
+    if isinstance(value, str):  # a message or a list that was written as text twice
         inner = value.strip()
         value = _value_of(inner) if inner.startswith(("[", "{")) else None
     if _is_message(value):
@@ -69,17 +70,18 @@ def written_kind(text: str) -> str:
             return "a list of messages"
         if all(isinstance(item, str) for item in value):
             return "a list of texts"
-    if value is None and _LIKE_MESSAGES.match(stripped):
+    if value is None and _LIKE_MESSAGES.match(stripped):  # as NumPy writes them, without commas
         return "a list of messages"
     return ""
 
 
 def _value_of(text: str):
-    """Return the value of JSON, or of what Python prints; None for other text."""
+    """Return the value of JSON, or of a list, dict, tuple or bytes as Python prints them; None for other text."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         pass
+    # Nothing else that Python prints can be a message, a list or bytes.
     if not text.startswith(("[", "{", "(", "b'", 'b"')):
         return None
     try:
