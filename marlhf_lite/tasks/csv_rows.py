@@ -39,8 +39,8 @@ class Table:
 def rows_of_table(text: str) -> Table:
     """Return the rows of a table with a header; cells stay text, white space around the names of columns is stripped.
 
-    Raises `InputError` for a row whose number of fields differs from the header's, for the header in the middle, for
-    rows that an open quote seems to have joined, and if a line is neither read nor counted.
+    Raises `InputError` for a row whose number of fields differs from the header's, for a row that is the header again,
+    for rows that an open quote seems to have joined, and if a line is neither read nor counted.
     """
     csv.field_size_limit(2**31 - 1)  # a prompt may be longer than the module's 131,072 characters
     table = Table()
@@ -71,11 +71,11 @@ def rows_of_table(text: str) -> Table:
     header: list[str] = []
     rows_of_several_lines: list[LinesOfRow] = []
     lines_before_reader = table.other_lines["separator"]
-    last_line = lines_before_reader
+    last_line = lines_before_reader  # the last line that has been read
     try:
         for fields in reader:
             first_line = last_line + 1
-            last_line = lines_before_reader + reader.line_num  # the lines that are read so far
+            last_line = lines_before_reader + reader.line_num  # number of lines read so far
             # Spreadsheets write their empty rows as separators without cells.
             is_blank = not any(cell.strip() for cell in fields)
             if is_blank:
@@ -167,12 +167,12 @@ def _joined_rows(
 ) -> list[LinesOfRow]:
     """Return the rows of several lines that look like whole rows which a lone quote joined.
 
-    Each of their lines has as many fields as the header, and separators without a space, unlike commas in prose. In a
-    file whose rows without quotes have such spaces, they tell nothing.
+    In such a row, each line has as many fields as the header, and no space after its separators, while prose has one
+    after commas. If a row without quotes has such spaces, too, only the fields are counted: the spaces tell nothing.
     """
     if columns < 2:  # every line would look like a whole row
         return []
-    prose_separator = f"{separator} "
+    prose_separator = f"{separator} "  # becomes empty if it tells nothing in this file
     for line in lines_of_file[1:]:
         if '"' not in line and line.count(separator) == columns - 1 and prose_separator in line:
             prose_separator = ""

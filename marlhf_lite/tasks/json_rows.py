@@ -68,9 +68,8 @@ def rows_of_value(text: str) -> list:
     if len(values) > 1 and all(isinstance(value, list) for value in values):
         fix = "give the files by a pattern such as 'part-*.json'"
         raise InputError(f"several lists, as of joined files: {fix}")
-    if (
-        len(values) > 1
-    ):  # each is a row: only a single value may be a whole table, which is refused below
+    # Several values are rows. Only a single value may be a whole table, which the checks below refuse.
+    if len(values) > 1:
         return values
     value = values[0]
     if isinstance(value, list):
@@ -101,9 +100,7 @@ def _values_in(text: str) -> list:
     while position < len(text) or not values:  # an empty file is read once, for its error
         try:
             value, position = decoder.raw_decode(text, position)
-        except (
-            InputError
-        ):  # an object has a key twice: the error, a ValueError, too, says what to do
+        except InputError:  # also a ValueError: a key is there twice, and the message says so
             raise
         except RecursionError:
             raise InputError(TOO_DEEP) from None

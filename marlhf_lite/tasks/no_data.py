@@ -111,10 +111,11 @@ def refuse_lookalike(content: bytes, kind: str) -> None:
     `kind` is the end of the name, such as `.jsonl` or `.gz`, or `NO_KIND`.
     """
     head = content[:HEAD]
+    # Texts may have a byte order mark and white space before what `begins` describes.
     without_mark = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     for lookalike in LOOKALIKES:
-        is_this_kind = lookalike.begins == PACKED.get(kind)  # a file called .gz begins like gzip
-        if kind not in lookalike.kinds or is_this_kind:
+        has_right_start = lookalike.begins == PACKED.get(kind)  # a file called .gz begins like gzip
+        if kind not in lookalike.kinds or has_right_start:
             continue
         if re.match(lookalike.begins, head) or re.match(lookalike.begins, without_mark):
             raise InputError(f"{lookalike.what}: {lookalike.fix}")
@@ -138,6 +139,7 @@ def refuse_object_that_is_no_row(value) -> None:
         is_row_of_messages = _is_message(cells[0])
         if len(different_keys) == 1 and len(cells) > 1 and not is_row_of_messages:
             raise InputError(f"columns, not rows (pandas' orient columns or index): {RECORDS}")
+        # {"prompt": {"0": ..., "1": ...}}, a table of one column
         if len(cells) == 1 and all(str(key).isdigit() for key in cells[0]):
             raise InputError(f"columns, not rows (pandas' orient columns): {RECORDS}")
     is_table_under_a_name = len(cells) == 1 and not _is_message(cells[0])
@@ -153,7 +155,7 @@ def refuse_object_that_is_no_row(value) -> None:
 def refuse_rows_under_a_name(value) -> None:
     """Raise `InputError` for a file that is one object with the rows in a list, as `{"info": {...}, "items": [...]}`.
 
-    In a row, there would be a text or messages beside a list of objects.
+    An object that is a row differs: it has a text beside its list, or a second list, or its list has messages.
     """
     if not isinstance(value, dict):
         return
@@ -164,7 +166,7 @@ def refuse_rows_under_a_name(value) -> None:
 
 
 def refuse_other_lists(value: dict) -> None:
-    """Raise `InputError` if an object has rows under `data` and other lists beside them, which nobody would read."""
+    """Raise `InputError` if an object has rows under `data` and other lists beside it, which would not be read."""
     _refuse_split_table(value)
     names = [name for name, cell in value.items() if isinstance(cell, list) and cell]
     if len(names) > 1:
@@ -172,7 +174,7 @@ def refuse_other_lists(value: dict) -> None:
 
 
 def refuse_lists_of_lists(rows: list) -> None:
-    """Raise `InputError` if every row is a list of cells, which says no names of columns."""
+    """Raise `InputError` if every row is a list: the names of its columns are not known."""
     if not rows or not all(isinstance(row, list) for row in rows):
         return
     if all(_is_message(item) for item in chain(*rows)):
@@ -187,9 +189,12 @@ def _refuse_split_table(value: dict) -> None:
 
 
 def _refuse_lists(value: dict[str, list]) -> None:
-    """Raise `InputError` for an object of lists, unless it is one row whose cells are messages."""
+    """Raise `InputError` for an object of lists, unless it is one row whose cells are messages.
+
+    Lists of objects are several tables, and lists of one length are the columns of a table. Others may be a row.
+    """
     items = list(chain(*value.values()))
-    if all(_is_message(item) for item in items):  # or there are none
+    if all(_is_message(item) for item in items):  # also if there are no items
         return
     names = ", ".join(value)
     if all(isinstance(item, dict) for item in items):
@@ -201,7 +206,7 @@ def _refuse_lists(value: dict[str, list]) -> None:
 
 
 def _are_rows(items: list) -> bool:
-    """Return whether the items are several objects that are no messages."""
+    """Return whether there are several items, and all are objects without the look of a message."""
     if len(items) < 2:
         return False
     return all(isinstance(item, dict) and not _is_message(item) for item in items)

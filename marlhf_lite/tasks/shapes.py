@@ -521,9 +521,7 @@ def _check_cells_are_there(row: Mapping, form: Form) -> None:
         if column not in row:
             raise BadRow("missing_column", f"no {column!r}")
     for column in form.needed_by_functions:
-        if (
-            row.get(column) is None
-        ):  # the function would get None for this row, and a text for others
+        if row.get(column) is None:  # the function would get None here, and a text for other rows
             raise BadRow("missing_column", f"no {column!r}")
 
 

@@ -47,13 +47,13 @@ class Task:
         """
         first_row_of: dict[tuple[str, str], int] = {}
         for row, prompt in enumerate(prompts_of(self.splits["test"])):
-            columns = getattr(prompt, "row", "")  # if a function asks for any
+            columns = getattr(prompt, "row", "")  # only if a function takes columns
             first_row_of.setdefault((prompt, columns), row)
         return self.splits["test"].select(list(first_row_of.values())[:count])
 
 
 def check_part_is_known(dataset: str, part: str, known: Collection[str] = ()) -> None:
-    """Raise `InputError` for a `--part` that the data set does not have; an empty one is the test part."""
+    """Raise `InputError` for a `--part` that the data set does not have; an empty `part` is the test part."""
     if part and part not in known:
         hint = "leave it out"
         if known:
@@ -81,14 +81,14 @@ def split_rows(
     Raises `InputError` if rows or different prompts are too few for every part to get one.
     """
     prompts_of_test = {_key(row) for row in test or ()}
-    given = len(rows)
+    rows_given = len(rows)
     rows = [row for row in rows if _key(row) not in prompts_of_test]
-    if given and not rows:
+    if rows_given and not rows:
         fix = "give a test set of other prompts, or none"
-        raise InputError(f"all {given} rows have a prompt of the test set: {fix}")
+        raise InputError(f"all {rows_given} rows have a prompt of the test set: {fix}")
     has_test_set = test is not None
     if has_test_set:
-        test_fraction = 0
+        test_fraction = 0  # no other rows are held out
     sizes = _sizes(len(rows), fractions, test_fraction)
     rows_of_part = _divide([_key(row) for row in rows], sizes, seed)
     table = datasets.Dataset.from_list(rows)
@@ -112,8 +112,9 @@ def make_task(
     """Return the task of these rows, split by `split_rows(**options)`. Raises `InputError` if rows are too few.
 
     Args:
-        counts: the rows that were `read`, `kept` and dropped by reason, before some were drawn; None: `rows` are all.
-            Those that are in no part are added: `beyond_size`, not drawn, and `prompt_in_test`.
+        counts: how many rows were `read`, `kept` and dropped by reason, before some were drawn; None: `rows` are all.
+            Kept rows that are in no part are counted, too: `beyond_size` were not drawn, and the prompts of
+            `prompt_in_test` are in the separate test set.
         gold: see `Task`.
     """
     try:
@@ -124,7 +125,7 @@ def make_task(
     all_counts = dict(counts or {"read": drawn, "kept": drawn})
     sizes = {part: len(split) for part, split in splits.items()}
     all_counts["beyond_size"] = all_counts["kept"] - drawn
-    all_counts["prompt_in_test"] = drawn - sum(sizes.values())
+    all_counts["prompt_in_test"] = drawn - sum(sizes.values())  # `split_rows` leaves out no others
     return Task(name, splits, gold, all_counts | sizes)
 
 
@@ -136,7 +137,7 @@ def draw(rows: Iterable, size: int | None, seed: int) -> list:
 
 
 def _key(row: dict) -> str:
-    """Return what rows of one part share: the prompt, up to outer white space."""
+    """Return the key of a row, its prompt without outer white space: rows with one key stay in one part."""
     return row["prompt"].strip()
 
 
@@ -184,12 +185,12 @@ def _divide(keys: Sequence[str], sizes: Mapping[str, int], seed: int) -> dict[st
     """Return the numbers of the rows of each part, in an order drawn by `seed`; rows with the same key stay together.
 
     The groups of rows with the same key are placed from the largest on: each in a part with room for it, and if several
-    parts have room, in the one with the largest share of its rows still to come. If none has room, the group goes where
-    it is the fewest rows too many. Raises `InputError` if there are fewer groups than parts.
+    parts have room, in the one with the largest share of its rows still to come. If no part has room, the group goes
+    where it has the fewest rows too many. Raises `InputError` if there are fewer groups than parts.
 
     Args:
         keys: the key of each row.
-        sizes: the number of rows that each part should get; those of 0 stay empty.
+        sizes: the number of rows that each part should get; a part of size 0 stays empty.
     """
     order = draw(range(len(keys)), size=None, seed=seed)
     groups = Counter(keys[number] for number in order).most_common()  # the largest first
@@ -203,7 +204,8 @@ def _divide(keys: Sequence[str], sizes: Mapping[str, int], seed: int) -> dict[st
     for placed, (key, rows_of_group) in enumerate(groups):
         candidates = list(room)
         groups_left = len(groups) - placed
-        if groups_left <= len(parts_without_group):  # no part may stay empty
+        # As many parts without a group as groups are left: no part may stay empty.
+        if groups_left <= len(parts_without_group):
             candidates = parts_without_group
         rows_too_many = {part: max(rows_of_group - room[part], 0) for part in candidates}
         chosen = max(candidates, key=lambda part: (-rows_too_many[part], room[part] / sizes[part]))

@@ -104,8 +104,9 @@ def apps_prompt(question: str, starter_code: str = "", call_based: bool = False)
 def split_transcripts(chosen: str, rejected: str) -> tuple[str, str, str]:
     """Split two whole transcripts into `(prompt, chosen, rejected)`.
 
-    The prompt is the start that both share, up to and including its last `\\n\\nAssistant:`, else its last
-    `\\nAssistant:`; a response is the rest. Nothing is stripped: prompt + response is the transcript, to the character.
+    The prompt is the start that both share, up to and including its last `\\n\\nAssistant:`, or, if there is none, its
+    last `\\nAssistant:`. A response is the rest. Nothing is stripped: prompt + response is the transcript, to the
+    character.
     Raises `BadRow` if they share no assistant turn.
     """
     shared = os.path.commonprefix([chosen, rejected])  # noqa: RUF071 (of characters)
@@ -163,7 +164,7 @@ class Form:
 
 
 def check_text(value, column: str) -> None:
-    """Raise `BadRow` for a value that is not text, or that cannot be stored as text."""
+    """Raise `BadRow` for a value that is not text, a list of messages written as text, and text that is not UTF-8."""
     if value is None:
         raise BadRow("missing_column", f"no {column!r}")
     if not isinstance(value, str):
@@ -189,11 +190,12 @@ def _visible(text: str) -> str:
 def checked_row(prompt: str, **answers: str) -> dict[str, str]:
     """Return a row of a task: a prompt and its answers `chosen` and `rejected`, if it has them.
 
-    Raises `BadRow` if one of them is not text or empty, and for equal answers.
+    Raises `BadRow` if one of them is not text, if one is empty, and if the answers are equal.
     """
     row = {"prompt": prompt, **answers}
     for column, text in row.items():
         check_text(text, column)
+    # The mark of the assistant's turn alone is not a prompt.
     without_mark = re.sub(r"(?:^|\n)Assistant:$", "", prompt)
     if not _visible(without_mark):
         raise BadRow("empty_prompt", "the prompt is empty")
