@@ -80,7 +80,7 @@ def unpack(content: bytes, suffix: str) -> bytes:
 
 
 def _open_packed(content: bytes, suffix: str):
-    """Return a file that reads the unpacked content; None if the suffix is none of a packed file."""
+    """Return a file that reads the unpacked content; None if the suffix is not that of a packed file."""
     if suffix == ".gz":
         import gzip
 

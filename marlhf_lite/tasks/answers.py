@@ -71,7 +71,7 @@ def encode_continuation(
     rows = encode(texts)
     if not _puts_space_first(tokenizer):
         return rows
-    for before in (LINE_BREAK, COLON):  # the later one wins
+    for before in (LINE_BREAK, COLON):  # if both can be taken off, the tokens after a colon stay
         (start,) = encode([before])
         wholes = encode([before + text for text in texts])
         rows = _without_starts(wholes, [start] * len(texts), otherwise=rows)

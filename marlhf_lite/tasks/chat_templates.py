@@ -31,7 +31,7 @@ def _compiled(template: str):
     # transformers takes seconds to import, and most rows of data have no template.
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
-    # Not of this template: transformers would compute its constants while compiling it.
+    # The sandbox comes with an empty template: before it is bounded, compiling this one would compute its constants.
     bounded = _compile_jinja_template("").environment.overlay()
     bounded.intercepted_binops = frozenset(OPERATORS)
     bounded.call_binop = _bounded_operation

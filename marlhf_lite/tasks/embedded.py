@@ -36,9 +36,9 @@ def gold_scores_of(name: str) -> Callable[[list[str], list[str]], list[float]] |
 def load_embedded(name: str, size: int | None, seed: int, part: str = "") -> "Task":
     """Load the first `size` rows (None: all) of an embedded task and split them as the paper does, 10 % held out.
 
-    A `demonstration`, if rows have one, replaces `chosen` in the SFT part: SFT teaches the form, slips and bugs
-    included, and the reward teaches what is right. Programs have no `rejected` and so no part for a reward model.
-    Raises `InputError` for an unknown `part`, and for too small a size.
+    If rows have a `demonstration`, it replaces `chosen` in the SFT part: SFT teaches the form, slips and bugs included,
+    and the reward teaches what is right. Programs have no `rejected` and so no part for a reward model. Raises
+    `InputError` for an unknown `part`, and for too small a size.
     """
     # Here, because it imports `datasets`, which takes long.
     from marlhf_lite.tasks.splits import check_part_is_known, make_task

@@ -97,17 +97,18 @@ def _likely_encoding(content: bytes) -> str:
     western European ones an accented letter is alone between ASCII letters. The letters tell which one it is.
     """
     runs = [len(run) for run in re.findall(rb"[\x80-\xff]+", content)]
-    is_western = sum(runs) <= 2 * len(runs)  # the mean run has at most two bytes
+    is_western = sum(runs) <= 2 * len(runs)  # runs have at most two bytes on average
     if is_western:
         return "cp1252"
     for encoding, letters, least_share in LIKELY:
         if _share_of_letters(content, encoding, letters) > least_share:
-            return "gb18030" if encoding == "gb2312" else encoding  # its larger form
+            # gb18030 has all characters of gb2312, and more.
+            return "gb18030" if encoding == "gb2312" else encoding
     return "gb18030"
 
 
 def _share_of_letters(content: bytes, encoding: str, letters: str) -> float:
-    """Return which share of the characters beyond ASCII is of these letters; 0 if the text has another encoding."""
+    """Return which share of the characters beyond ASCII is of these letters; 0 for content in another encoding."""
     try:
         beyond = re.findall(r"[^\x00-\x7f]", content.decode(encoding))
     except UnicodeDecodeError:

@@ -73,7 +73,7 @@ def read_and_account(path: str | Path) -> tuple[list[dict], FileAccount]:
     suffixes = [suffix for suffix in SUFFIXES if name.lower().endswith(suffix)]
     if not suffixes:
         raise InputError(f"{path}: {_fault_of_name(name)}")
-    _, kind_of_rows, *_ = suffixes[0].split(".")  # as of `.jsonl.gz`
+    _, kind_of_rows, *_ = suffixes[0].split(".")  # jsonl of `.jsonl.gz`
     kind = f".{kind_of_rows}"
     packing = suffixes[0].removeprefix(kind)  # empty if the file is not packed
     try:
@@ -98,8 +98,8 @@ def read_and_account(path: str | Path) -> tuple[list[dict], FileAccount]:
 
 
 def _fault_of_name(name: str) -> str:
-    """Return what is wrong with a file whose name does not say what it is; an archive says so by how it begins."""
-    if os.path.isfile(name):
+    """Return what is wrong with a file whose name does not say what it is: its first bytes, or the name itself."""
+    if os.path.isfile(name):  # what it begins with may say that it is an archive, for example
         with open(name, "rb") as file:
             head = file.read(HEAD)
         try:
@@ -135,14 +135,16 @@ def _rows_and_account(content: bytes, kind: str, name: str) -> tuple[list, FileA
 
 
 def _rows_of_parquet(content: bytes) -> list[dict]:
-    """Return the rows of a Parquet file; columns that `datasets` stored as JSON are parsed, as it does itself.
+    """Return the rows of a Parquet file; columns of JSON text are parsed.
 
-    Its description of the columns is in the metadata of the file. Other libraries mark columns of JSON by their type.
+    `datasets`, which parses them, too, describes its columns in the metadata of the file. Other libraries mark columns
+    of JSON by their type.
     """
     import pyarrow.parquet  # takes long to import, and files of text need none of it
 
     file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(content))
-    check_no_name_is_twice(file.schema_arrow.names)  # of two columns, a row would have the last
+    # Of two columns with one name, a row would only have the last.
+    check_no_name_is_twice(file.schema_arrow.names)
     table = file.read()
     rows = table.to_pylist()
     metadata = table.schema.metadata or {}

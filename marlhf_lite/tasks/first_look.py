@@ -29,22 +29,22 @@ from marlhf_lite.utils.jsonl import read_json
 class UnloadedTemplate(Chat):
     """Takes the place of a chat template until the tokenizer is loaded: it checks roles, and joins texts.
 
-    `source` is the text of the template; None if it is not known, and then every role may be one of its own.
+    `text_of_template` is None if it is not known; then any role may be one that the template has, and none is refused.
     """
 
-    def __init__(self, choice: str, source: str | None):
+    def __init__(self, choice: str, text_of_template: str | None):
         self.choice = choice
-        self.source = source
+        self.text_of_template = text_of_template
         self.source_of_prompt = {}
 
     def write(self, prompt: Turns, answers: Sequence[Turns]) -> tuple[str, list[str]]:
-        """Return texts that are empty or equal only if those of the template would be.
+        """Return a prompt and answers that are empty, or equal, only if the texts of the template would be so, too.
 
-        Raises `BadRow` for a role and for a call of a tool that the template does not have.
+        Raises `BadRow` for a role that the template does not have, and for a tool call if it writes none.
         """
-        if self.source is not None:
+        if self.text_of_template is not None:
             for turns in (prompt, *answers):
-                check_roles(turns, self.source)
+                check_roles(turns, self.text_of_template)
                 self._check_tool_calls(turns)
         written = []
         for turns in answers:
@@ -55,8 +55,8 @@ class UnloadedTemplate(Chat):
         return f"Human: {_joined_contents(prompt)}", written
 
     def _check_tool_calls(self, turns: Turns) -> None:
-        """Raise `BadRow` for a call of a tool if the template does not name their key, so that it writes none."""
-        if "tool_calls" in self.source:
+        """Raise `BadRow` for a call of a tool if the template does not name the key of calls, and so writes none."""
+        if "tool_calls" in self.text_of_template:
             return
         for turn in turns:
             for name in names_of_tool_calls(turn):
@@ -68,8 +68,8 @@ def find_and_check_rows(
 ) -> Found | None:
     """Return the rows that `load_task` would find, after a first conversion of them; None for embedded data.
 
-    Raises `InputError` for faults of the files, of the columns and of rows, whatever the template will be. Data of
-    `datasets`, which may be larger than the memory, are checked by `load_task` only.
+    Raises `InputError` for faults of the files and columns, and for those of rows that can be found without the
+    tokenizer. Data of `datasets`, which may be larger than the memory, are checked only by `load_task`.
 
     Args:
         bad_rows, template, where: see `load_task`.
@@ -80,15 +80,15 @@ def find_and_check_rows(
     found = find_rows(dataset, **where)
     form = form_of_rows(dataset, found.rows, where)
 
-    # 1. What takes the place of the chat template, if one will write the rows: see `load_task`.
+    # 1. If a chat template will write the rows (decided as in `load_task`), an `UnloadedTemplate` takes its place.
     writer: str | Chat = template
     is_for_texts = chat_template == "text"
     if not form.has_fixed_prompts and (is_for_texts or most_rows_have_messages(found.rows, form)):
-        source = _source_of_template(model, chat_template)
-        has_template = source != ""
+        text_of_template = _text_of_template(model, chat_template)
+        has_template = text_of_template != ""  # or it is not known yet
         if has_template:
             choice = "text" if is_for_texts else "auto"
-            writer = UnloadedTemplate(choice, source)
+            writer = UnloadedTemplate(choice, text_of_template)
 
     # 2. Convert the rows for their faults alone. A list of rows was read from files here, so it is in memory already.
     if isinstance(found.rows, list):
@@ -104,10 +104,11 @@ def find_and_check_rows(
     return found
 
 
-def _source_of_template(model: str, chat_template: str) -> str | None:
+def _text_of_template(model: str, chat_template: str) -> str | None:
     """Return the text of the chat template that will write the rows; empty without one, None if it is not known yet.
 
-    It is known of embedded models, which have none, of a file, and of a local folder in the usual form.
+    Embedded models have no template. The text is known if the user gives it as a file, or if the model is a local
+    folder in the usual form.
     """
     is_of_tokenizer = chat_template in WORDS
     if chat_template == "none" or (is_of_tokenizer and model in EMBEDDED_MODELS):

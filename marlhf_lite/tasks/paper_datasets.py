@@ -41,7 +41,7 @@ def _is_article(row: dict) -> bool:
 
 def _comparison(row: dict, prompt: str) -> dict[str, str]:
     """Return the prompt with the summary that people chose, and the other one. Raises `BadRow`."""
-    space = "" if prompt.endswith(" ") else " "
+    space = "" if prompt.endswith(" ") else " "  # one between prompt and summary
     summaries = [space + _text(row, "summaries", i, "text").strip() for i in (0, 1)]
     choice = row["choice"]
     if choice not in (0, 1):
@@ -72,9 +72,9 @@ def webgpt_row(row: dict, template: str = "paper") -> dict[str, str]:
 
 
 def apps_row(row: dict, template: str = "paper") -> dict[str, str]:
-    """Convert a problem of `codeparrot/apps`: `chosen` is its first solution, `tests` its input_output or empty.
+    """Convert a problem of `codeparrot/apps`: `chosen` is its first solution, and `tests` its column `input_output`.
 
-    Raises `BadRow` for a problem without a solution.
+    `tests` is empty if the problem has none. Raises `BadRow` for a problem without a solution.
     """
     problem = apps_test_row(row)
     if not problem["chosen"].strip():
@@ -83,13 +83,13 @@ def apps_row(row: dict, template: str = "paper") -> dict[str, str]:
 
 
 def apps_test_row(row: dict, template: str = "paper") -> dict[str, str]:
-    """Convert a problem as `apps_row` does, but keep those without a solution: only tests judge programs."""
+    """Convert a problem as `apps_row` does, but also one without a solution: the test set needs only the tests."""
     tests = _json(row, "input_output", dict)
     solutions = _json(row, "solutions", list)
     starter_code = row["starter_code"] or ""
     templates.check_text(starter_code, "starter_code")
-    # Tests that name a function call it, others write to the standard input. Without tests, the starter code has the
-    # head of such a function.
+    # Tests that name a function call it; other tests write to the standard input. If there are no tests, starter code
+    # shows that a function is called, because it has the head of that function.
     is_call_based = bool(tests.get("fn_name")) if tests else bool(starter_code)
     solution = ""
     if solutions:
@@ -123,15 +123,16 @@ def _text(row: dict, *path: str | int) -> str:
 
 
 def _json(row: dict, column: str, kind: type[dict] | type[list]):
-    """Return the value of the JSON text in `column`; an empty one of this kind if the text is blank.
+    """Return the dict or list (`kind`) that is the JSON text in `column`; an empty one if there is no text.
 
-    Raises `BadRow` for other text.
+    Integers in it are returned as text. Raises `BadRow` for other text.
     """
     if not row[column]:
         return kind()
     templates.check_text(row[column], column)
     try:
-        # some tests have integers that are too long for int()
+        # Some problems' tests have integers with more digits than `int` takes, so that `json.loads` would fail. As text
+        # they do no harm: only the name of the function and the first solution are taken from the value.
         value = json.loads(row[column], parse_int=str)
     except (ValueError, RecursionError):
         value = None
@@ -171,7 +172,7 @@ def form_of(columns: Collection[str], user_columns: str = "") -> Form:
     """Return the form of rows with these columns; `user_columns` is the value of `--columns`.
 
     A form of the paper's data is taken if more than half of its columns are there, so that a message names the missing
-    ones. Rows with chosen and rejected answers may have some columns of the same names by chance, so they need all.
+    ones. Rows with chosen and rejected answers may have some of these names by chance, so they need all of them.
     """
 
     def share(form: Form) -> float:

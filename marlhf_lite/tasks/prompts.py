@@ -39,19 +39,25 @@ class RowColumns:
     def __init__(
         self, function: Callable, given: int, source: str, not_in_rows: Collection[str] = ()
     ):
+        """Read from the function's signature which columns it takes.
+
+        Its first `given` arguments are no columns, nor are those in `not_in_rows`. `source` names it in messages.
+        """
         self.source = source
         try:
             parameters = list(inspect.signature(function).parameters.values())
         except (ValueError, TypeError):  # some builtins have no signature, and take no columns
             parameters = []
         self.names_of_given = {parameter.name for parameter in parameters[:given]}
+        # `**row` takes all columns.
         self.takes_all = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
-        self.takes_beside_row: list[str] = []
-        self.named: list[str] = []
-        self.needed: list[str] = []  # those of `named` without a default
+        self.takes_beside_row: list[str] = []  # names in `not_in_rows`
+        self.named: list[str] = []  # columns
+        self.needed: list[str] = []  # columns in `named` whose argument has no default
         for parameter in parameters[given:]:
+            # Columns are passed by name, so `*args` and arguments by position only take none; `**row` names none.
             if parameter.kind not in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):
-                continue  # no column has the name of *args or **row, or can be passed by position alone
+                continue
             if parameter.name in not_in_rows:
                 self.takes_beside_row.append(parameter.name)
             else:
@@ -62,24 +68,24 @@ class RowColumns:
     def choose(self, columns: Iterable[str], already_read: Iterable[str] = ()) -> list[str]:
         """Return which of `columns` the function takes, in their order.
 
-        It takes those that it names. With `**row` it also takes all others, but for those in `already_read`, from which
+        It takes those that it names. With `**row` it also takes all others, except those in `already_read`, from which
         the prompt and the answers are made. Raises `InputError` if a column that it needs is missing.
         """
-        others = []
+        passable = []
         for column in columns:
             # A name in a file may be a number, and a column cannot be passed under the name of a given argument.
             if isinstance(column, str) and column not in self.names_of_given:
-                others.append(column)
-        missing = [name for name in self.needed if name not in others]
+                passable.append(column)
+        missing = [name for name in self.needed if name not in passable]
         if missing:
             fix = "the prompts have no other columns: leave it out"
-            if others:
-                fix = f"name one of {', '.join(others)}"
+            if passable:
+                fix = f"name one of {', '.join(passable)}"
             raise InputError(
                 f"{self.source}: asks for the column {missing[0]}, which is not there: {fix}"
             )
         chosen = []
-        for column in others:
+        for column in passable:
             is_of_the_rest = self.takes_all and column not in already_read
             if column in self.named or is_of_the_rest:
                 chosen.append(column)
@@ -90,6 +96,7 @@ class RowColumns:
 
         A row without the column has None. Raises `InputError` if a column that it needs is missing in all rows.
         """
+        # Without prompts, no column is missing; and a function may take none.
         if not prompts or not (self.named or self.takes_all):
             return {name: [] for name in self.needed}
         rows = [json.loads(getattr(prompt, "row", "{}")) for prompt in prompts]

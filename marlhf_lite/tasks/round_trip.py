@@ -36,9 +36,10 @@ def note_on_lost_texts(tokenizer, prompts: Sequence[str], answers: Sequence[str]
 
 
 def _texts_that_change(tokenizer, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the texts that are others once they are tokenised and decoded, each with what they become.
+    """Yield each text that is another one after it is tokenised and decoded, with the text that it becomes.
 
-    The former are without special tokens that a chat template wrote, both without white space around them.
+    The text is yielded without special tokens that a chat template wrote, because decoding leaves them out. Both are
+    without white space around them.
     """
     is_written_by_template = getattr(tokenizer, "expects_chats", False)
     ids = encode_continuation(tokenizer, texts, split_special_tokens=not is_written_by_template)

@@ -115,7 +115,9 @@ def binary_search(hidden: int) -> int:
 def gold_scores(
     prompts: list[str], responses: list[str], turns: Sequence[Sequence[dict]] | None = None
 ) -> list[float]:
-    """Return how many turns fewer than halving each game took: 0 on average at best. A number not found counts 7 turns.
+    """Return how many turns fewer than halving each game took, on average 0 at best.
+
+    If the number is not found, the game counts as 7 turns.
 
     Args:
         turns: for each response, the turns that were played, each with the policy's text as `response`. Without them a
