@@ -107,7 +107,7 @@ class Chat:
             check_roles(turns, _text_of_template(self.tokenizer.chat_template))
 
         # 1. The prompt, which `__call__` writes. Prompts that lack a part of the messages are counted for a note.
-        prompt = [self._with_thought_under_name_of_template(turn) for turn in prompt]
+        prompt = [self._with_thought_under_key_of_template(turn) for turn in prompt]
         written_prompt = self(prompt)
         self.source_of_prompt[written_prompt] = list(prompt)
         if not _contains_all(written_prompt, [turn["content"] for turn in prompt]):
@@ -118,7 +118,7 @@ class Chat:
         #    beside the text, are counted.
         written_answers = []
         for turns in answers:
-            turns = [self._with_thought_under_name_of_template(turn) for turn in turns]
+            turns = [self._with_thought_under_key_of_template(turn) for turn in turns]
             answer = self._write_answer(written_prompt, prompt, turns)
             self._check_tool_calls(prompt, turns)
             if not _contains_all(answer, [thought_of(turn) for turn in turns]):
@@ -126,7 +126,7 @@ class Chat:
             written_answers.append(self._without_end_of_turn(answer))
         return written_prompt, written_answers
 
-    def _with_thought_under_name_of_template(self, turn: dict) -> dict:
+    def _with_thought_under_key_of_template(self, turn: dict) -> dict:
         """Return a message whose thought is under the key that the chat template reads.
 
         `THOUGHTS` has the keys by which data and templates call a thought. A template reads a key if its text has it.

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 def make_message(tokenizer, ids: list[int], before: Sequence[int]) -> list[int]:
     """Return the token ids between two turns of the policy if an environment says `ids`.
 
-    If a chat template wrote the prompt, they are a message of a tool, or of the user if the template has no tools, with
-    everything that the template puts around it: the end of the policy's turn, the start of the message, its end, and
-    the start of the policy's next turn. `before` has the last token of the policy's turn (or none): it may be the end
-    of the turn already, which then is not written twice.
+    If a chat template wrote the prompt, `ids` are put into a message of a tool, or of the user if the template has no
+    tools, with everything that the template writes around it: the end of the policy's turn, the start of the message,
+    its end, and the start of the policy's next turn. `before` has the last token of the policy's turn, or is empty. If
+    this token is the end of the turn already, the end is not written twice.
     """
     is_written_by_template = getattr(tokenizer, "expects_chats", False)
     if not is_written_by_template:

@@ -77,7 +77,9 @@ def _convert_row(
 
     Texts stay as they are, except for white space at the end of an answer. Messages are written by the chat template,
     or, if there is none, as a transcript. If the choice of the chat template is `text`, it also writes a row of texts:
-    the prompt becomes a message of the user. Raises `BadRow` if a row cannot be written.
+    the prompt becomes a message of the user. If `template` is `ONLY_TEXTS`, no messages are written.
+
+    Raises `BadRow` if the row is not of a kind that is written, or has a fault.
     """
     columns = ("prompt", *answer_columns)
     has_messages = any(isinstance(row.get(column), list | dict) for column in columns)
@@ -93,7 +95,7 @@ def _convert_row(
             answers = [row[column].rstrip() for column in answer_columns]
         elif template.choice == "text":
             prompt, answers = _write_row(row, answer_columns, template)
-            # `_write_row` has noted a message as the source; a user's function gets the row's text.
+            # `_write_row` noted the messages that it made of the prompt; a user's function gets the row's text.
             template.source_of_prompt[prompt] = row["prompt"]
         else:  # the template writes messages alone, and most rows have them
             raise BadRow("bad_chat", "text, but most rows are lists of messages")

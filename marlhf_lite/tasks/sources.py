@@ -375,9 +375,9 @@ def _check_files_of_library(
 def _missing_part(files: Iterable[str]) -> str:
     """Return the name of the first part that is missing among the files, such as `train-00001-of-00002`; else empty.
 
-    It is without what follows the numbers, such as `.parquet`: in data of the hub, that is different for each part. If
-    there is only one file such as `best-3-of-5`, whose number is not filled up with zeros, it may be no part but have
-    this name by chance, so it is passed over.
+    The name is without what follows the numbers, such as `.parquet`: in data of the hub, that is different for each
+    part. If there is only one file such as `best-3-of-5`, whose number is not filled up with zeros, it may be no part
+    but have this name by chance, so it is passed over.
     """
     numbers_of_parts: dict[tuple[str, str], set[str]] = {}
     for name in files:
