@@ -96,9 +96,8 @@ class MacroActions:
             lengths: e.g. ``[[2, 3], [4], []]``.
             T: width of the padded batch, in tokens; None takes the longest response.
         """
-        rows: list[
-            list[int]
-        ] = []  # of each response the macro action of each token: [2, 3] gives 0 0 1 1 1
+        # For each response the macro action of each of its tokens: lengths [2, 3] give 0 0 1 1 1.
+        rows: list[list[int]] = []
         for row, lengths_of_response in enumerate(lengths):
             ids: list[int] = []
             for step, n in enumerate(lengths_of_response):

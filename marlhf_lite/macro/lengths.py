@@ -28,9 +28,8 @@ class RandomizedNGram(TerminationRule):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "lengths", tuple(self.lengths)
-        )  # the only way in a frozen dataclass
+        # `object.__setattr__` is the only way to set a field of a frozen dataclass.
+        object.__setattr__(self, "lengths", tuple(self.lengths))
         _check_lengths(self.lengths)
 
     def segment(

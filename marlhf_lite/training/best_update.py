@@ -23,9 +23,9 @@ class BestUpdate:
     def remember_if_best(self, scores: Mapping[str, float]) -> bool:
         """Remember the present update if its held-out test is the best so far; return whether it is.
 
-        `scores` are the test's numbers by name. Raises `InputError` if the one that decides is not among them.
+        `scores` are the test's numbers by name. Raises `InputError` if `score_name` is not among these names.
         """
-        if not self.score_name:
+        if not self.score_name:  # nobody asked for the best update
             return False
         if self.score_name not in scores:
             fix = f"choose from {', '.join(scores)}"
@@ -40,12 +40,12 @@ class BestUpdate:
         return False
 
     def forget(self) -> None:
-        """Take no update for the best one: the checkpoint of the one that was is not there any more."""
+        """Forget which update was the best, because its checkpoint does not exist any more."""
         self.state.best_update = 0
         self.state.best_number = None
 
     def is_out_of_patience(self) -> bool:
-        """Whether so many tests in a row have found nothing better that the run stops."""
+        """Whether the run stops, because `patience` tests in a row have found nothing better; never if that is 0."""
         return 0 < self.patience <= self.state.tests_without_better
 
     def _is_better(self, found: float) -> bool:

@@ -34,8 +34,10 @@ class Recorder(TrainerCallback):
 
     Args:
         logger: its name is shown, and its run gets a row per update, under PPO's names.
-        translate: makes a row from TRL's log; its `tokens` are those generated in this update. None: no records.
-        held_out: returns scores; called every `every` updates and after the last one, outside an update's seconds.
+        translate: makes a row from TRL's log; the row's `tokens` are the number of tokens generated in this update.
+            With None nothing is recorded.
+        held_out: returns scores. It is called every `every` updates and after the last one, and its time is not counted
+            among an update's seconds.
     """
 
     def __init__(
@@ -69,7 +71,8 @@ class Recorder(TrainerCallback):
         self.start_of_step = time.perf_counter()
 
     def on_log(self, args, state, control, logs=None, model=None, **kwargs):
-        if "loss" not in logs:  # the summary at the end has none
+        # The summary that TRL logs at the end of the training has no loss, and is not an update.
+        if "loss" not in logs:
             return
         update = state.global_step
 
@@ -114,6 +117,7 @@ class Recorder(TrainerCallback):
         """
         if self.weights_at_start is None or not gradient_norm:
             return
+        # The logger bears the name of the stage: a policy is trained unless it is one of `PREFIX_OF_RATE`.
         prefix = PREFIX_OF_RATE.get(self.logger.name, "policy")
         check_moved(
             self.weights_at_start,
@@ -129,6 +133,7 @@ class Recorder(TrainerCallback):
             control.should_save = control.should_save or self.saves
 
     def on_save(self, args, state, control, model=None, **kwargs):
+        """Complete the checkpoint that the trainer has just written: add what a resume needs, and seal it."""
         PartialState().wait_for_everyone()  # each process has written its part
         if state.is_world_process_zero:
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
@@ -137,6 +142,8 @@ class Recorder(TrainerCallback):
                 # name of the model's class.
                 model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
                 model.config.save_pretrained(checkpoint)
+            # A run that resumes from here cuts each log back to the size in bytes that it has now, because rows of
+            # later updates are written again. Stages without a run folder (SFT, reward model) have no logs.
             sizes_of_logs = self.logger.run.position() if self.logger.run else {}
             write_json(checkpoint / LOG_POSITIONS, sizes_of_logs)
             seal(checkpoint)  # now it is complete

@@ -55,17 +55,18 @@ class Checkpoints:
     def save(self, actor_critic: nn.Module, optimizer, counters: dict, keep_also: int = 0) -> None:
         """Write the checkpoint after `counters["updates_done"]` updates, then delete the oldest ones.
 
-        The one of update `keep_also` is not deleted. An error, such as that of a full disk, leaves the earlier
-        checkpoints and no part of this one.
+        The last `self.keep` checkpoints stay, and also that of update `keep_also`. An error, such as that of a full
+        disk, leaves the earlier checkpoints and no part of this one.
         """
         scaler = self.accelerator.scaler
         sharded = is_sharded(actor_critic)
         state = {
             "scaler": scaler.state_dict() if scaler else {},
-            "random": gather_object([random_states()]),
+            "random": gather_object([random_states()]),  # of each process, by its number
             "counters": counters,
-            "logs": self.run.position(),
+            "logs": self.run.position(),  # the size of each log: a run that resumes cuts the logs back to it
         }
+        # It is written under a name that no reader looks for, and gets its own name when it is complete.
         place = self.folder / f"update-{counters['updates_done']:06d}"
         final = place if sharded else place.with_suffix(".pt")
         temporary = self.folder / f".{final.name}"
@@ -93,14 +94,14 @@ class Checkpoints:
                 for old_update in self.updates()[: -self.keep]:
                     if old_update != keep_also:
                         _remove(self.path(old_update))
-        except BaseException:
+        except BaseException:  # also an interrupt, which is not an `Exception`
             if self.accelerator.is_main_process:
                 _remove(temporary)
             raise
         self.accelerator.wait_for_everyone()
 
     def update_to_resume(self, at: int | None, total_updates: int) -> int:
-        """The update whose checkpoint a run continues from; see `update_to_resume`."""
+        """The update whose checkpoint a run continues from; see the function `update_to_resume`."""
         return update_to_resume(self.folder, at, total_updates=total_updates)
 
     def load(self, actor_critic: nn.Module, optimizer, update: int) -> dict:
@@ -116,7 +117,7 @@ class Checkpoints:
         if self.accelerator.scaler and state["scaler"]:
             self.accelerator.scaler.load_state_dict(state["scaler"])
 
-        # 2. The run on the disk: what came later goes, and what killed saves left.
+        # 2. The run on the disk: delete what later updates wrote, and the hidden files that killed saves left.
         if self.accelerator.is_main_process:
             later = [self.path(number) for number in self.updates() if number > update]
             unfinished = self.folder.glob(".update-*")
@@ -126,7 +127,7 @@ class Checkpoints:
         processes_at_save = len(state["random"])
         if processes_at_save == processes:
             set_random_states(state["random"][self.accelerator.process_index])
-        else:
+        else:  # shards: `_load_tensors` has refused a single file that another number of processes made
             made = f"made by {processes_at_save} processes, not {processes}"
             self.accelerator.print(f"{path}: {made}: responses will be others")
         self.accelerator.wait_for_everyone()
@@ -146,6 +147,7 @@ class Checkpoints:
         try:
             state = self._read(path, actor_critic)
             if has_shards:  # any number of processes reads them, each its part
+                # These are the tensors of models and optimizer themselves, so filling them loads the checkpoint.
                 tensors = local_tensors(actor_critic, optimizer, wanted=state["tensors"])
                 read_shards(tensors, path, no_dist=processes == 1)
         except InputError as error:
@@ -158,8 +160,9 @@ class Checkpoints:
         return state
 
     def _read(self, path: Path, actor_critic: nn.Module) -> dict:
-        """Read a checkpoint: of a file everything, of a folder of shards the shapes in place of the tensors.
+        """Read a checkpoint and return what it holds by name, with its tensors under "tensors".
 
+        A folder of shards is not read whole: its "tensors" are only the shapes, and `read_shards` reads them later.
         Raises `InputError` with the reason if it is damaged, or of another model.
         """
         damaged_file = broken(path)
@@ -167,7 +170,7 @@ class Checkpoints:
             raise InputError(f"it is damaged ({damaged_file})")
         is_folder = path.is_dir()
         file = path / STATE if is_folder else path
-        # With weights alone the file runs no code of its writer.
+        # With `weights_only` a file that somebody else wrote cannot run code here.
         try:
             state = torch.load(file, weights_only=True, map_location="cpu")
         except UnpicklingError:
@@ -198,6 +201,7 @@ def updates_with_checkpoint(folder: Path) -> list[int]:
     """The updates that have a checkpoint in a stage's folder `checkpoints`, in order; damaged ones too."""
     # PPO writes update-000020.pt or a folder update-000020, the trainers of transformers checkpoint-20.
     written = [*folder.glob("update-*"), *folder.glob("checkpoint-*")]
+    # A set, because an update may have both a file and a folder.
     numbers = {path.stem.rpartition("-")[2] for path in written}
     return sorted(int(number) for number in numbers if number.isdigit())
 
@@ -205,7 +209,8 @@ def updates_with_checkpoint(folder: Path) -> list[int]:
 def update_to_resume(folder: Path, at: int | None, total_updates: int | None) -> int:
     """The update whose checkpoint in `folder` a run continues from: the last one, or `at` (`--at`).
 
-    Raises `InputError` if it is not there, or if the run has made more than `total_updates`; None sets no limit.
+    Raises `InputError` if there is no such checkpoint, or if it is of a later update than `total_updates`; None sets no
+    limit.
     """
     updates = updates_with_checkpoint(folder)
     if not updates:
@@ -221,9 +226,10 @@ def update_to_resume(folder: Path, at: int | None, total_updates: int | None) ->
 
 
 def rewind_run(run: "RunFolder", newer: Iterable[Path], logs: Mapping[str, int]) -> None:
-    """Delete the checkpoints that are newer than the one a run continues from, and cut its logs back to that one's.
+    """Take a run on the disk back to a checkpoint: delete the `newer` ones, and cut the logs back to the sizes `logs`.
 
-    Raises `InputError` if a log is shorter than `logs` says; then nothing was changed.
+    `logs` are the sizes in bytes that the checkpoint holds. Raises `InputError` if a log is shorter than that; then
+    nothing was changed.
     """
     run.check_logs(logs)
     _remove(*newer)
@@ -231,7 +237,11 @@ def rewind_run(run: "RunFolder", newer: Iterable[Path], logs: Mapping[str, int])
 
 
 def _remove(*paths: Path) -> None:
-    """Delete files and folders that exist; a folder first loses its name, so half of one never has it."""
+    """Delete these files and folders, if they exist.
+
+    A folder first gets a hidden name. So if the process is killed before all files in it are deleted, no reader takes
+    what is left for a checkpoint.
+    """
     for path in paths:
         if path.is_dir():
             hidden = path.with_name(f".{path.name.lstrip('.')}.old")
@@ -253,16 +263,17 @@ def local_tensors(
 ) -> dict[str, Tensor]:
     """This process's part of the weights (`weights.NAME`) and of Adam's state (`exp_avg.NAME` and others), by name.
 
-    With `wanted`, the names in a checkpoint, Adam first gets empty tensors for the state named there, and no other.
+    To load a checkpoint, give its names as `wanted`. Adam's state is then first replaced by empty tensors, one for each
+    state that the checkpoint has, which the caller fills.
     """
     tensors = {}
-    state_of_adam = optimizer.optimizer.state  # inside what accelerate has made of it
+    state_of_adam = optimizer.optimizer.state  # accelerate has wrapped the optimizer in another one
     for name, parameter in _trainable(actor_critic).items():
         tensors[f"weights.{name}"] = parameter.detach()
         if wanted is not None:
             state_of_adam.pop(parameter, None)
             kinds = [kind for kind in ADAM if f"{kind}.{name}" in wanted]
-            if kinds:  # a parameter that has made no step has no state
+            if kinds:  # none if the parameter had made no step when the checkpoint was written
                 state_of_adam[parameter] = {kind: _empty(kind, parameter) for kind in kinds}
         for kind, tensor in state_of_adam.get(parameter, {}).items():
             tensors[f"{kind}.{name}"] = tensor
@@ -294,10 +305,11 @@ def save_models(
 ) -> None:
     """Save policy and critic as adapter folders (or full models) with the tokenizer, as the other commands take them.
 
-    `update` is the one after which they have these weights. Each replaces an older one when it is complete.
+    They have the weights of after `update` updates. Each folder replaces an older one when it is complete.
     """
     for role in ("policy", "critic"):
         model = getattr(models, role).model
+        # All processes gather the weights that they share, and only the main process writes.
         weights = {"state_dict": whole_weights(model)} if is_sharded(actor_critic) else {}
         if accelerator.is_main_process:
             with atomic_folder(folder / role) as temporary:

@@ -34,9 +34,8 @@ def critic_numbers(values: Tensor, scores: Tensor, mask: Tensor) -> dict[str, Te
     #    own: so what an environment said between two turns is left out, and a sum over a macro action is its one token.
     tokens = MacroActions.from_starts(mask, mask)
     no_kl = torch.zeros_like(values)
-    rewards = exact(
-        macro_rewards(no_kl, scores, tokens)
-    )  # the score at the last token of the response or turn
+    # The score at the last token of the response or turn, 0 at all others.
+    rewards = exact(macro_rewards(no_kl, scores, tokens))
     values = exact(tokens.sum(values))
     mask = tokens.mask.to(values.device)
 
@@ -70,7 +69,8 @@ def critic_metrics(statistics: Mapping[str, Moments]) -> dict[str, float]:
 
     - score_explained_variance: 1 − Var(score − V) / Var(score) over tokens and by quarter (…_q1 to …_q4). It is 0 for a
       critic that cannot predict the score, rises to the last quarter for a good one, and is negative for one worse than
-      a constant. If each turn has a score, it is the score still to come, and earlier ones count below as known.
+      a constant. If each turn has a score, "score" means the sum of the scores still to come here. In the two numbers
+      below, the scores of earlier turns are then added to V, because they are known.
     - value_noise: root mean square of V(s_{t+1}) − V(s_t). If it is large and no variance is explained, V is noise.
     - credit_seen: Cov(V(s_T) − V(s_0), score) / Var(score): the share s of the credit that the critic has passed on
       before the last token (`marlhf_lab.credit.credit` measures s at every token, against Monte-Carlo values).

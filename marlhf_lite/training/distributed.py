@@ -27,7 +27,10 @@ def sum_over_processes(
 
 
 def raise_on_all_ranks(work: Callable[..., Result], *args) -> Result:
-    """Return `work(*args)` of this process. An `InputError` in one process is raised in all, so that none waits."""
+    """Return `work(*args)` of this process; an `InputError` in one process is raised in all of them.
+
+    Otherwise the others would go on, and wait for the process that failed.
+    """
     results: list[Result] = []  # none if the work of this process fails
     errors: list[InputError] = []
     try:
@@ -58,7 +61,9 @@ def shard_frozen(*frozen: nn.Module | None, beside: nn.Module, accelerator: Acce
     for model in frozen:
         if model is None:  # a reward that is code has no model
             continue
-        for weight in model.parameters():  # else each pass would round them to this format
+        # FSDP2 would round the weights to `param_dtype`, the format of the passes, in every pass. Frozen weights never
+        # change, so once is enough. None leaves each weight its own format.
+        for weight in model.parameters():
             weight.data = weight.data.to(precision.param_dtype or weight.dtype)
         names_of_layers = set(cast(Iterable[str], model._no_split_modules))
         layers = [part for part in model.modules() if type(part).__name__ in names_of_layers]
@@ -69,16 +74,20 @@ def shard_frozen(*frozen: nn.Module | None, beside: nn.Module, accelerator: Acce
 
 @contextmanager
 def gathered_outside_layers(model: nn.Module, root: nn.Module | None = None) -> Iterator[None]:
-    """In this block parts of a model can run by themselves, sharded or not: `generate`, or backbone and head.
+    """In this block parts of a model can run without the model's own `forward`: `generate`, or backbone and head.
 
-    A layer is gathered while it runs. The weights outside layers (embeddings, last norm, head) belong to `model`, which
-    does not run, and are gathered once. All processes must make the same number of passes: see `synced_gpus` in
-    `rollout.sample`. `root` is the module that runs in training, if it contains `model`.
+    FSDP2 gathers the weights of a module when its `forward` is called. For each layer that happens in the block, too.
+    The weights outside layers (embeddings, last norm, head) belong to `model` itself, whose `forward` is not called, so
+    they are gathered here and stay whole until the block ends. A model that is not sharded needs none of this.
+
+    All processes must make the same number of passes: see `synced_gpus` in `rollout.sample`. `root` is the module that
+    runs in training, if it contains `model`.
     """
     if not isinstance(model, FSDPModule):
         yield
         return
-    # Before any other pass: FSDP2 takes the first module that runs for its root.
+    # FSDP2 takes the first module that runs for the root of all others. In the block that would be a single layer, and
+    # FSDP2 would refuse the true root in training: so the true one is initialised first.
     (root if isinstance(root, FSDPModule) else model)._get_fsdp_state()._lazy_init()
     model.set_reshard_after_forward(False, recurse=False)
     model.unshard()
@@ -100,10 +109,13 @@ def local_tensor(x: Tensor) -> Tensor:
 
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return all weights by name, on the CPU; sharded ones on the main process only. Tied ones are one tensor."""
+    """Return all weights by name, on the CPU. Names of tied weights share one tensor.
+
+    All processes must call this if FSDP2 shards the weights; only the main process then gets them, the others get {}.
+    """
     keeps_them = not is_sharded(model) or PartialState().is_main_process
     weights: dict[str, Tensor] = {}
-    # Tied weights are one tensor under several names: it is gathered and copied once.
+    # A tensor with several names is gathered and copied once.
     whole_by_identity: dict[int, Tensor] = {}
     for name, weight in model.state_dict(keep_vars=True).items():
         if id(weight) not in whole_by_identity:

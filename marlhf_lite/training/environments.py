@@ -31,7 +31,8 @@ from marlhf_lite.utils.user_code import line_of
 
 Result = TypeVar("Result")
 # What `step` returns for a dialogue, in this order: its name -> what it must be, in words and as a test. Sums of
-# rewards are in float32, and texts are written as UTF-8.
+# rewards are in float32, and texts are written as UTF-8. A value is also wrong if its test raises, as `encode` does for
+# a text that UTF-8 cannot write.
 MOST = torch.finfo(torch.float32).max
 PARTS = {
     "the observation": (
@@ -47,8 +48,9 @@ PARTS = {
 class Dialogue:
     """A prompt, and what was said since.
 
-    A turn has its span in `ids`, a response and a reward. All but the last have an observation, as far as it was read;
-    if it was cut, `observation_cut` is the number of tokens left out.
+    Each of the `turns` has the `span` [start, end] of the policy's tokens in `ids` (end excluded), the `response` and
+    the `reward`. All but the last also have the `observation`, as far as the policy reads it; if it was cut,
+    `observation_cut` is the number of tokens left out.
     """
 
     prompt: str
@@ -65,7 +67,8 @@ class Dialogues:
     A response ends when the environment says that it is done, at the latest after `max_turns` turns. A turn has at most
     `max_new_tokens` of the sampling; an observation is cut after `max_observation_length` tokens.
 
-    Raises `ServerError`, which names the turn and the prompt, if the environment raises, or returns anything else.
+    Raises `ServerError`, which names the turn and the prompt, if the environment raises, or does not return what the
+    top of this file asks for.
     """
 
     environment: Any
@@ -82,11 +85,12 @@ class Dialogues:
 
     def __call__(self, model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Rollout:
         """One response to each prompt."""
-        # Processes that share each layer take the same number of turns, until all are done, and end together.
+        # If processes share each layer (FSDP2), each waits for the others in every pass. So all take the same number of
+        # turns, until the dialogues of all are done, and an error in one ends all.
         sharded = is_sharded(model)
 
         def call(work: Callable[..., Result], *arguments) -> Result:
-            if sharded:  # an error in one process ends all
+            if sharded:
                 return raise_on_all_ranks(work, *arguments)
             return work(*arguments)
 
@@ -100,7 +104,8 @@ class Dialogues:
             open_rows_of_all = gather_object(open_rows) if sharded else open_rows
             if not open_rows_of_all:
                 break
-            # A process that is done speaks on in its first dialogue, and nobody reads that.
+            # A process whose dialogues are all done still has to make the passes of this turn: it speaks in its first
+            # dialogue, and its reply is dropped below (`open_rows` is empty).
             speaking_rows = open_rows or [0]
             replies = self._speak(
                 model,
@@ -121,9 +126,9 @@ class Dialogues:
         self, model, tokenizer, dialogues: list[Dialogue], sampling: Sampling
     ) -> list[list[int]]:
         """The tokens of the policy's next turn in each dialogue."""
-        prompts = encode_prompts(tokenizer, [one.prompt for one in dialogues])
-        before = [prompt + one.ids for prompt, one in zip(prompts, dialogues, strict=True)]
-        ids, attention_mask = pad(before, tokenizer.pad_token_id, left=True)
+        prompts = encode_prompts(tokenizer, [dialogue.prompt for dialogue in dialogues])
+        read = [prompt + dialogue.ids for prompt, dialogue in zip(prompts, dialogues, strict=True)]
+        ids, attention_mask = pad(read, tokenizer.pad_token_id, left=True)
         tokens, mask, _ = sample(model, tokenizer, ids, attention_mask, sampling)
         new_tokens = tokens[:, ids.shape[1] :].tolist()  # padded on the right
         counts = mask.sum(1).tolist()
@@ -132,8 +137,8 @@ class Dialogues:
     def _step_environment(
         self, tokenizer, dialogues: list[Dialogue], replies: list[list[int]], turn: int
     ) -> None:
-        """Append the policy's turns to the dialogues, and the environment's answers."""
-        if not dialogues:
+        """Append the policy's turns, `replies` as token ids, to the dialogues, and the environment's answers."""
+        if not dialogues:  # those of this process are all done
             return
         texts = decode_continuation(tokenizer, replies)
         answers = self._step(dialogues, texts, turn)
@@ -152,9 +157,9 @@ class Dialogues:
                 self._append_observation(tokenizer, dialogue, observation, turn)
 
     def _append_observation(self, tokenizer, dialogue: Dialogue, text: str, turn: int) -> None:
-        """Append the environment's `text` to a dialogue, as far as the policy reads it.
+        """Append the environment's `text` to a dialogue, cut after `max_observation_length` tokens.
 
-        Raises `ServerError` if nothing is left to read.
+        Raises `ServerError` if that gives no token to read.
         """
         (ids,) = encode_continuation(tokenizer, [text])
         ids_that_are_read = ids[: self.max_observation_length]
@@ -163,7 +168,7 @@ class Dialogues:
             (record["observation"],) = decode_continuation(tokenizer, [ids_that_are_read])
             record["observation_cut"] = len(ids) - len(ids_that_are_read)
 
-        # With the marks of the chat template around it, if there is one.
+        # If a chat template wrote the prompt, this adds its marks around the observation.
         message = make_message(tokenizer, ids_that_are_read, before=dialogue.ids[-1:])
         if not message:
             raise self._fault(
@@ -172,10 +177,11 @@ class Dialogues:
         dialogue.turns[-1] |= record
         dialogue.ids = dialogue.ids + message
 
-    def longest_response(self, tokenizer, turn: int) -> int:
-        """The most tokens after a prompt: all turns, of at most `turn` tokens each, and the observations between."""
+    def longest_response(self, tokenizer, new_tokens: int) -> int:
+        """The most tokens after a prompt: all turns, of at most `new_tokens` each, and the observations between."""
+        # An empty message is the marks of the chat template, which come with each observation.
         between = self.max_observation_length + len(make_message(tokenizer, [], []))
-        return self.max_turns * turn + (self.max_turns - 1) * between
+        return self.max_turns * new_tokens + (self.max_turns - 1) * between
 
     # -- the user's class ---------------------------------------------------------------------------------------------
 
@@ -185,6 +191,7 @@ class Dialogues:
         return RowColumns(self.environment.reset, 1, f"--environment {self.name}")
 
     def _reset(self, prompts: Sequence[str]) -> list:
+        """Return the environment's states, one for each prompt. In messages this is turn 0."""
         columns = self.columns.arguments(prompts)
         states = self._call(self.environment.reset, 0, prompts, [*map(str, prompts)], **columns)
         if not isinstance(states, Sequence) or len(states) != len(prompts):
@@ -201,7 +208,7 @@ class Dialogues:
         answer = self._call(self.environment.step, turn, prompts, states, list(texts))
 
         # 1. Three lists with an entry for each dialogue: observations, rewards and whether it is done.
-        sizes: list[int | None] = []  # of the lists; None for what is no list
+        sizes: list[int | None] = []  # of the three lists; None for a part that is not a list
         for part in answer if isinstance(answer, Sequence) else ():
             is_list = isinstance(part, Sized) and not isinstance(part, str)
             sizes.append(len(part) if is_list else None)
@@ -249,12 +256,12 @@ def _wrong_part(parts: Sequence) -> str:
 
 
 def from_turns(tokenizer, dialogues: Sequence[Dialogue]) -> Rollout:
-    """Make a rollout of dialogues; its mask is True on what the policy said, and has holes where it only read."""
+    """Make a rollout of dialogues. Its mask is True on what the policy said, and has holes at the observations."""
     all_tokens = from_tokens(
         tokenizer,
         [dialogue.prompt for dialogue in dialogues],
         [dialogue.ids for dialogue in dialogues],
-        ends=[],
+        ends=[],  # no token ends a dialogue: `ended` is set below
     )
     mask = torch.zeros_like(all_tokens.mask)
     rewards = []

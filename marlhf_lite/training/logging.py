@@ -63,6 +63,7 @@ class RunLogger:
             tqdm.write(text)
 
     def _add_test_to_history(self, update: int, scores: Mapping[str, float]) -> None:
+        """Add a held-out test to the row of its update; `scores` may be a row of tests.jsonl, with its `update`."""
         for row in self.history:
             if row["update"] == update:
                 row |= {f"test/{name}": x for name, x in scores.items() if name != "update"}
@@ -74,7 +75,7 @@ class RunLogger:
     def reload(self, updates: int) -> None:
         """Read the records of this many updates from the folder of a resumed run. Raises `InputError` if some lack."""
         assert self.run is not None  # a trainer without a folder has no checkpoint to resume from
-        # The checkpoint has cut the logs back to its own update.
+        # The checkpoint that the run continues from has cut its logs back, so they end with the checkpoint's update.
         self.history = self.run.metrics()
         if len(self.history) != updates:
             raise InputError(
@@ -106,21 +107,23 @@ def sample_rows(update: int, rollout: Rollout, spans: Sequence[Sequence]) -> lis
 def held_out_line(name: str, update: int, scores: Mapping[str, float]) -> str:
     """Write the numbers of a held-out test as one line for the terminal.
 
-    What the library's own test gives (`HeldOutEvaluation`) is put together: a score with that of SFT and the share of
-    wins, and one KL, k3, which is at least 0. The numbers of a user's test stand there by their names.
+    The numbers of the library's own test (`HeldOutEvaluation`) are grouped: each score stands with that of SFT and the
+    win rate, and of the KL estimates only k3 is written, which is at least 0. All other numbers, such as those of a
+    user's test, follow with their names.
     """
     parts = []
-    shown: set[str] = set()  # names of numbers that need no place of their own in the line
+    grouped: set[str] = set()  # names of numbers that are written in a group, or left out with it
     for key, label in (("score", "score"), ("gold", "gold score")):
-        names = [f"{key}_mean", f"{key}_sft", f"{key}_win_rate"]
-        if all(number in scores for number in names):
-            mean, sft, wins = [scores[number] for number in names]
+        group = [f"{key}_mean", f"{key}_sft", f"{key}_win_rate"]
+        if all(score_name in scores for score_name in group):
+            mean, sft, wins = [scores[score_name] for score_name in group]
             parts.append(f"{label} {mean:.2f} (SFT {sft:.2f}, win rate {wins:.0%})")
-            shown.update(names)
+            grouped.update(group)
     if "kl_k3" in scores:
         parts.append(f"KL {scores['kl_k3']:.2f}")
-        shown.update(("kl", "kl_k1", "kl_k3", "tokens", "ended"))  # tests.jsonl has the other four
-    for number, value in scores.items():
-        if number not in shown:
-            parts.append(f"{number} {value:.4g}")
+        # The other four are left out of the line; tests.jsonl has them.
+        grouped.update(("kl", "kl_k1", "kl_k3", "tokens", "ended"))
+    for score_name, value in scores.items():
+        if score_name not in grouped:
+            parts.append(f"{score_name} {value:.4g}")
     return f"{name}: update {update}, held-out prompts: " + ", ".join(parts)

@@ -60,7 +60,7 @@ class TrainingLoop:
         self.logger.log_number_of_updates(self.total_updates)
         batches = self._batches_to_come()
         history = self.logger.history
-        # A run that is resumed may have stopped for good.
+        # A run that is resumed may have ended before its last update, by `--kl_ceiling` or `--patience`.
         has_ended = bool(history) and self._has_reason_to_end(history[-1])
         is_asked_to_stop = False
         with self._progress_bar() as bar:
@@ -72,7 +72,8 @@ class TrainingLoop:
 
                 has_ended = self._is_beyond_kl_ceiling(row)
                 is_new_best = False
-                if self.test_held_out and self.is_due(self.config.eval_every, last=has_ended):
+                is_test_due = self.is_due(self.config.eval_every, last=has_ended)
+                if self.test_held_out is not None and is_test_due:
                     scores = self.test_held_out()
                     self.logger.log_held_out(self.state.updates_done, scores)
                     is_new_best = self.best.remember_if_best(scores)
@@ -81,7 +82,7 @@ class TrainingLoop:
 
                 is_last = has_ended or is_asked_to_stop
                 is_due = self.is_due(self.config.checkpoint_every, last=is_last)
-                if self.save_checkpoint and (is_due or is_new_best):
+                if self.save_checkpoint is not None and (is_due or is_new_best):
                     self.save_checkpoint()
         return has_ended or self._has_all_updates()
 
@@ -129,14 +130,18 @@ class TrainingLoop:
         )
 
     def _update_or_save_and_raise(self, update: Update, prompts: list[str]) -> dict[str, float]:
-        """Make an update; if a server or environment fails, write a checkpoint to continue from, and raise."""
+        """Make an update and return its metrics. Raises `InputError` if a server or environment fails.
+
+        Because it may work again later, a checkpoint is written first, from which the run can continue.
+        """
         states = random_states()
         try:
             return update(prompts)
-        except ServerError as error:  # what may work again later
+        except ServerError as error:
             message = f"update {self.state.updates_done + 1}: {error}"
-            if self.save_checkpoint:
-                # The run will continue with this update, so with the random states that it began with.
+            if self.save_checkpoint is not None:  # there is a folder for checkpoints
+                # A resumed run makes this update again from its beginning, so the checkpoint must hold the random
+                # states from before it.
                 set_random_states(states)
                 self.save_checkpoint()
                 message += "; --resume continues from here"

@@ -52,16 +52,16 @@ class MemoryLimit:
     def fit_micro_batch(self, dry_run: Callable[[], None]) -> int:
         """Set the micro-batch to the largest for which `dry_run()` fits (`--micro_batch_size 0`); return it.
 
-        Dry runs decide `--gradient_checkpointing auto`, too: activations are recomputed if fewer rows than asked for
-        fit without it, or, if any number may do, fewer than `FEW_ROWS`. Under FSDP2 processes wait for each other in
-        each layer, so that nobody can try again: there activations are always recomputed.
+        Dry runs decide `--gradient_checkpointing auto`, too. Activations are recomputed if too few rows fit without
+        that: fewer than the options ask for, or fewer than `FEW_ROWS` if they leave the number open. Under FSDP2,
+        processes wait for each other in each layer, so none can try again by itself: there `auto` always recomputes.
         """
-        # 1. How many rows to try first, and below how many recomputation is worth its time.
+        # 1. How many rows to try first (`most_rows`), and below how many it is better to recompute (`enough_rows`).
         asked_rows = self.state.micro_batch.now
         if asked_rows:
             most_rows = asked_rows
             enough_rows = min(asked_rows, self.rows_per_step)
-        else:  # any number may do
+        else:  # the options leave the number open
             most_rows = self.rows_per_step
             enough_rows = min(FEW_ROWS, self.rows_per_step)
         is_auto = self.state.gradient_checkpointing == "auto"
@@ -75,19 +75,20 @@ class MemoryLimit:
 
         # 2. Fewer and fewer rows, until a dry run fits.
 
-        # With one process, or whole models in each, nobody waits in the middle of a dry run.
+        # Nobody waits in the middle of a dry run if there is one process, or if each has whole models.
         can_begin_again = self.accelerator.num_processes == 1 or not self.is_sharded
         self._with_fewer_rows_when_memory_ends(
             attempt, rows=most_rows, can_begin_again=can_begin_again
         )
         if is_auto and self._some_process_recomputes():
-            # All processes do what one of them must. More rows fit now, so try again from the most.
+            # If one process must recompute, all do. Now more rows may fit than were found above, where `attempt` went
+            # down until some fitted, so try again from the most.
             self.recompute_activations()
             self._with_fewer_rows_when_memory_ends(
                 attempt, rows=most_rows, can_begin_again=can_begin_again
             )
 
-        # 3. What was found: the smallest number of all processes.
+        # 3. What was found. Memory may differ between processes, so the smallest number counts.
         recomputes = self.state.gradient_checkpointing is True
         self.state.gradient_checkpointing = recomputes
         size = min(gather_object([self.state.micro_batch.now]))
@@ -112,6 +113,7 @@ class MemoryLimit:
     def _with_fewer_rows_when_memory_ends(
         self, attempt: Callable[[int], Result], *, rows: int, can_begin_again: bool
     ) -> Result:
+        """Return `attempt(rows)`; each time that memory ends, drop the gradients and try half as many rows."""
         result, _ = with_less_memory(
             attempt,
             rows,
@@ -135,7 +137,7 @@ def longest_rollout(
         tokens=tokens,
         attention_mask=torch.ones_like(tokens),
         mask=mask,
-        ended=mask[:, 0],
+        ended=mask[:, 0],  # [rows] True: each response ends
         ref_logprobs=torch.zeros(rows, response_tokens, device=device),
         scores=torch.zeros(rows, device=device),
     )

@@ -64,14 +64,17 @@ def explained_variance(target: Moments, error: Moments) -> float:
 def update_metrics(
     batch: Batch, old: Experience, config: PPOTrainerConfig, accelerator: Accelerator
 ) -> dict[str, float]:
-    """Metrics of one update over all processes; `old` are of the whole batch."""
+    """Metrics of one update over all processes.
+
+    `old` holds the models' outputs and the advantages of the whole batch, from before the update's optimizer steps.
+    """
     rollout = batch.rollout
     mask = rollout.mask
     macro_actions = batch.macro_actions
     steps = batch.steps
 
-    # Numbers of which the row has the mean, by its name there.
-    means = {
+    # Numbers that the row has as a mean, by the name of the metric.
+    averaged = {
         "score_mean": rollout.scores,
         "response_length": rollout.lengths,
         "eos_rate": rollout.ended,
@@ -83,25 +86,25 @@ def update_metrics(
         "kl_k3": kl_per_token(old.logprobs, rollout.ref_logprobs, mask, "k3").sum(1),
     }
     if rollout.gold is not None:
-        means["gold_mean"] = rollout.gold
+        averaged["gold_mean"] = rollout.gold
     if rollout.turns is not None:
-        means["turns"] = torch.tensor([len(turns) for turns in rollout.turns])
-        means["cut_observations"] = torch.tensor([_count_cut(turns) for turns in rollout.turns])
-    means["advantage_norm"] = _norm_of_responses(old.advantages, steps.mask)
-    means["q_norm"] = _norm_of_responses(old.returns, steps.mask)
+        averaged["turns"] = torch.tensor([len(turns) for turns in rollout.turns])
+        averaged["cut_observations"] = torch.tensor([_count_cut(turns) for turns in rollout.turns])
+    averaged["advantage_norm"] = _norm_of_responses(old.advantages, steps.mask)
+    averaged["q_norm"] = _norm_of_responses(old.returns, steps.mask)
 
-    # Numbers of which the row has no plain mean. Explained variance is over tokens: each one's value against the return
-    # of its macro action.
-    returns = exact(steps.broadcast(old.returns)[mask])
-    others = {
+    # Numbers of which the row has other statistics: root mean squares, and the explained variance. That is over tokens:
+    # the value of each token is compared with the return of its macro action.
+    return_of_each_token = exact(steps.broadcast(old.returns)[mask])
+    not_averaged = {
         "advantage": old.advantages[steps.mask],
         "q": old.returns[steps.mask],
-        "return": returns,
-        "error": returns - exact(old.values[mask]),
+        "return": return_of_each_token,
+        "error": return_of_each_token - exact(old.values[mask]),
     }
-    statistics = moments(means | others, accelerator)
+    statistics = moments(averaged | not_averaged, accelerator)
 
-    row: dict[str, float] = {name: statistics[name].mean for name in means}
+    row: dict[str, float] = {name: statistics[name].mean for name in averaged}
     row["advantage_rms"] = statistics["advantage"].square ** 0.5
     row["q_rms"] = statistics["q"].square ** 0.5
     row["score_std"] = statistics["score_mean"].variance ** 0.5

@@ -93,8 +93,8 @@ class Objective:
         """−min(ρ Â, clip(ρ, 1−ε, 1+ε) Â), with ρ = π / π_old of a token or of a macro action (Appendix E, 3.2.2).
 
         Return a loss and stats. The loss is the sum of the micro-batch's terms divided by `count`, the number of terms
-        in the whole optimizer step. Stats are {}, those of `macro.policy_loss`, or other numbers, each a mean over the
-        micro-batch: "ratio" is recorded as policy_ratio, the mean over responses.
+        in the whole optimizer step. Stats are {}, those of `macro.policy_loss`, or your own numbers, each a mean over
+        the responses of the micro-batch: a stat "ratio" is recorded as policy_ratio.
         """
         return macro.policy_loss(
             outputs.logprobs,
@@ -147,7 +147,8 @@ class Objective:
         if self.variant.steps_are_tokens:
             # λ counts at the last token of a macro action, and is 1 before it.
             lam_of_tokens = macro.border_lam(batch.macro_actions, lam)  # [B, T]
-            lam = batch.steps.sum(lam_of_tokens)  # [B, S]
+            # [B, S]: each step is one token here, so a sum over the step is the λ of this token.
+            lam = batch.steps.sum(lam_of_tokens)
         return macro.gae(rewards, values, batch.steps.mask, self.config.gamma, lam)
 
     # -- what the trainer calls ---------------------------------------------------------------------------------------
@@ -157,7 +158,7 @@ class Objective:
         """Return what an update learns from: these outputs, as they are now, and advantages and returns of the steps.
 
         `outputs` are those of the policy that sampled and of the critic before the update. They become the π_old and
-        V_old that the losses compare with. A user's `estimate` gets them, too, if it has a fourth argument.
+        V_old that the losses compare with. A user's `estimate` gets them, too, if it can take a fourth argument.
 
         Raises `InputError` if a user's equation returns another shape.
         """
@@ -182,9 +183,9 @@ class Objective:
         )
 
     def counts(self, batch: Batch) -> Tensor:
-        """[3] float32: the terms of the policy loss and of the value loss (tokens or macro actions), and the responses.
+        """[3] float32: how many terms the policy loss and the value loss have, and how many responses there are.
 
-        A response without a token does not count.
+        A term is a token or a macro action. A response without a token does not count.
         """
         tokens = batch.steps.token_mask.sum()
         actions = batch.steps.mask.sum()
@@ -201,7 +202,8 @@ class Objective:
         `normalizers` are the `counts` of the whole optimizer step.
         """
         policy_terms, value_terms, responses = normalizers
-        # What the sums of the losses are divided by: their terms, or the responses if each counts the same.
+        # What the sum of each loss is divided by: the number of its terms, or that of responses if each response counts
+        # the same.
         policy_count = policy_terms
         value_count = value_terms
         if self.variant.loss_mean == "response":
@@ -212,13 +214,13 @@ class Objective:
             returned = self.value_loss(batch, outputs, old, value_count)
             value_loss, value_stats = _checked_loss("value_loss", returned)
 
-        # Both models get a gradient, if only 0, even if a user's loss uses one: processes wait for all gradients.
+        # A user's losses may use the outputs of one model only. Both models still get a gradient, here of 0, because
+        # with several processes all wait until every parameter has one.
         no_gradient = 0.0 * (outputs.logprobs.sum() + outputs.values.sum())
         total = no_gradient + policy_loss + value_loss
 
-        responses_here = batch.steps.token_mask.any(
-            1
-        ).sum()  # responses without a token do not count
+        # As in `counts`, a response without a token does not count.
+        responses_here = batch.steps.token_mask.any(1).sum()
         share = responses_here / responses
         stats = {"policy_loss": policy_loss.detach()}
         stats |= _parts_of_step("policy", policy_stats, terms=policy_terms, share=share)
@@ -228,7 +230,7 @@ class Objective:
 
 
 def _takes_outputs(estimate: Callable) -> bool:
-    """Whether a user's `estimate` has the argument `outputs`, or takes any number of arguments."""
+    """Whether `estimate` can be called with `outputs` as its fourth argument; a user's own may leave it out."""
     try:
         inspect.signature(estimate).bind("rewards", "values", "batch", "outputs")
     except TypeError:
@@ -246,7 +248,7 @@ def _parts_of_step(
     """
     parts = {}
     if "clip_fraction" in stats:
-        # A mean over the `count` terms of the micro-batch. That of the policy has no prefix.
+        # It is a mean over the `count` terms of the micro-batch. The metric of the policy has no prefix.
         name = "clip_fraction" if role == "policy" else f"{role}_clip_fraction"
         parts[name] = stats["clip_fraction"] * stats["count"] / terms
     for name, mean in stats.items():
@@ -258,7 +260,8 @@ def _parts_of_step(
 def _checked_loss(name: str, returned: LossAndStats) -> LossAndStats:
     """Return the loss that the equation `name` returned, and its stats as tensors without gradient.
 
-    Raises `InputError` unless that is a loss of one number with a dict of stats, each one number.
+    Raises `InputError` unless `returned` is a pair: the loss, a tensor of one number, and a dict of stats, each of one
+    number, too.
     """
     is_pair = isinstance(returned, tuple) and len(returned) == 2
     if not is_pair or not isinstance(returned[1], dict) or returned[0].dim():
@@ -268,11 +271,11 @@ def _checked_loss(name: str, returned: LossAndStats) -> LossAndStats:
     loss, returned_stats = returned
     stats = {stat: torch.as_tensor(x).detach() for stat, x in returned_stats.items()}
     for stat, x in stats.items():
-        # Names of the metrics that the trainer itself records for each role.
+        # A stat is recorded as policy_STAT or value_STAT. The trainer itself records metrics of these two names.
         if stat in ("loss", "grad_norm") or x.dim():
             fix = "return one number, by another name than loss or grad_norm"
             raise InputError(f"{name}: the stat {stat}: {fix}")
-    if "clip_fraction" in stats and "count" not in stats:
+    if "clip_fraction" in stats and "count" not in stats:  # `_parts_of_step` weighs it by the count
         raise InputError(
             f"{name}: stats with clip_fraction, but no count: add the number of its terms"
         )

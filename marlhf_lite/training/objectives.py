@@ -43,7 +43,7 @@ OPTIONS_WITHOUT_EFFECT = {
 def make_objective(config: PPOTrainerConfig) -> Objective:
     """Make the objective that `config.objective` names (see `build_objective`).
 
-    Raises `InputError` also for an option that has no effect beside it.
+    Also raises `InputError` if an option was changed that has no effect with this objective.
     """
     objective = build_objective(config.objective, config)
     for word in _each_name_once(config.objective):
@@ -68,9 +68,12 @@ def check_objectives(methods: dict[str, PPOTrainerConfig]) -> None:
 def build_objective(names: str, config: PPOTrainerConfig) -> Objective:
     """Combine these comma-separated names; without a name it is MA-PPO's `Objective`.
 
-    Of two that give the same name another number, the later one counts. What a user's class changes counts before all
-    names. Raises `InputError` for an unknown name, a number out of range, code that does not change `Objective`, a
-    second class, and for `released` beside a custom loss, which would be divided by the number of responses.
+    If a name comes twice, the later one counts. If a user's class changes an equation, that equation counts, whatever
+    the names say.
+
+    Raises `InputError` for an unknown name, a number out of range, code that does not change `Objective`, a second
+    class, and for `released` beside a user's own loss: `released` gives a loss the number of responses as its divisor,
+    and a user's loss expects the number of its terms.
     """
     kind = Objective
     user_name = ""
@@ -96,7 +99,8 @@ def check_first_update(
 ) -> None:
     """Raise `InputError` if a custom objective makes numbers that are not finite, or needs the entropy's gradient.
 
-    If the models' outputs are not finite, the objective is not to blame.
+    If the models' outputs are not finite already, the objective is not to blame, and nothing is raised for that.
+    `losses` are the losses and stats of the first optimizer step, as the objective gave them.
     """
     name = objective.user_name or type(objective).__name__
     outputs_of_models = (
@@ -113,8 +117,8 @@ def check_first_update(
         what = f"{', '.join(nonfinite)} of the first update are not finite"
         raise InputError(f"--objective {name}: {what}: correct it")
 
-    # 2. The entropy's gradient, which no pass of the models computes. Here only the entropy asks for a gradient, so a
-    # loss has one exactly if it uses the entropy.
+    # 2. The entropy's gradient, which no pass of the models computes. The outputs here have no gradient except the
+    # entropy, so the loss has one exactly if it uses the entropy.
     entropy = old.entropy.clone().requires_grad_()
     outputs = ModelOutputs(old.logprobs, entropy, old.values)
     loss, _ = objective.losses(batch, outputs, old, objective.counts(batch))
@@ -174,7 +178,7 @@ def _user_class(word: str) -> type[Objective]:
 
 
 def _check_losses_are_ours(kind: type[Objective], user_name: str) -> None:
-    """Raise `InputError` if a user's class has a loss of its own, which `released` would divide wrongly."""
+    """Raise `InputError` if a user's class has its own loss, because `released` would divide it by a wrong number."""
     for name in ("policy_loss", "value_loss"):
         if getattr(kind, name) is not getattr(Objective, name):
             what = f"{name} divides by the number of terms, released by that of responses"

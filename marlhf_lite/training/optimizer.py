@@ -18,26 +18,27 @@ def make_optimizer(
 ) -> torch.optim.AdamW:
     """AdamW over the parameters of each role, with the role's learning rate; its groups carry the role's name.
 
-    Only matrices have weight decay, as in transformers and in the released code; norms and biases have none. So a role
-    with both has two groups, the vectors first, as in stored checkpoints. Without decay one group for each role is
-    enough.
+    Only matrices have weight decay, as in transformers and in the released code; the vectors (norms and biases) have
+    none. So a role that has both gets two groups, the vectors first, as in stored checkpoints. Without weight decay one
+    group for each role is enough.
     """
     groups = []
     for role, weights in parameters.items():
         common = {"name": role, "lr": rates[role]}
-        others = list(weights)
+        # The last group has all weights, unless the vectors get a separate group.
+        in_last_group = list(weights)
         vectors = [weight for weight in weights if weight.ndim < 2]
         if config.weight_decay and vectors:
             groups.append({"params": vectors, "weight_decay": 0.0} | common)
-            others = [weight for weight in weights if weight.ndim > 1]
-        groups.append({"params": others, "weight_decay": config.weight_decay} | common)
+            in_last_group = [weight for weight in weights if weight.ndim > 1]
+        groups.append({"params": in_last_group, "weight_decay": config.weight_decay} | common)
     return torch.optim.AdamW(groups, betas=(config.adam_beta1, config.adam_beta2), fused=True)
 
 
 def loss_scale(model: nn.Module) -> float:
     """Return `HALF_LOSS_SCALE` if weights are float16, or have 4 bits and are used in float16; else 1.
 
-    Gradients of single tokens are below the smallest number of float16 and would become 0.
+    In float16 the gradients of single tokens are below the smallest number, and would become 0 without a scale.
     """
     formats_of_weights = {weight.dtype for weight in model.parameters()}
     # Layers of 4 bits say in which format they compute.
@@ -66,7 +67,7 @@ def set_learning_rates(
     for group in optimizer.param_groups:
         role = group["name"]
         updates_of_waiting = config.critic_warmup if role == "policy" else 0
-        # While it waits it has no gradient, and its rate does not matter.
+        # While the policy waits, it has no gradient and its learning rate does not matter: it is that of update 0.
         updates_of_role = max(updates_done - updates_of_waiting, 0)
         share = learning_rate_share(config, updates_of_role, total_updates - updates_of_waiting)
         group["lr"] = peaks[role] * share

@@ -18,7 +18,11 @@ else:
 
 
 class PaddedBatches(BatchSampler):
-    """The batches of another sampler, filled up with a padding row: each process gets as many, all of one size."""
+    """The batches of another sampler, filled up with a padding row so that they can be shared among the processes.
+
+    A batch that is not full gets copies of the padding row. Whole batches of it follow at the end, until the number of
+    batches is a multiple of the number of processes.
+    """
 
     def __init__(self, batches: BatchSampler, processes: int, padding: int):
         super().__init__(batches.sampler, batches.batch_size, drop_last=False)
@@ -73,5 +77,6 @@ class PaddedRows(Trainer):
         """Draw the true rows only: the padding row comes where a batch is not full."""
         if train_dataset is None or self.accelerator.num_processes == 1:
             return super()._get_train_sampler(train_dataset)
+        # The last row is the padding row, which `get_train_dataloader` has added.
         true_rows = train_dataset.select(range(len(train_dataset) - 1))
         return super()._get_train_sampler(true_rows)

@@ -197,7 +197,6 @@ def pair_accuracy(reward: ModelReward, tokenizer, rows: datasets.Dataset, limit:
     """
     chosen = reward(from_texts(tokenizer, rows["prompt"], rows["chosen"], limit))
     rejected = reward(from_texts(tokenizer, rows["prompt"], rows["rejected"], limit))
-    counts = (
-        torch.sign(chosen - rejected) / 2 + 0.5
-    )  # 1 if ranked rightly, ½ for a tie, 0 otherwise
+    # 1 if the pair is ranked rightly, ½ for a tie, 0 otherwise.
+    counts = torch.sign(chosen - rejected) / 2 + 0.5
     return counts.mean().item()
