@@ -171,10 +171,11 @@ class PPOTrainer:
         """Make all updates; return the metrics of each, which are also in the run's metrics.jsonl.
 
         With `resume` the run continues from its last checkpoint, bit by bit as if it had not been stopped; `at` takes
-        the checkpoint of an earlier update and deletes the later ones. It stops early if the KL passes
-        `config.kl_ceiling`, or if `config.patience` tests have found nothing better, and with a checkpoint after the
-        update in which `asked_to_stop()` becomes true. With `config.keep_best` a run that has ended has the weights of
-        the best update.
+        the checkpoint of an earlier update and deletes the later ones.
+
+        The run ends early if the KL passes `config.kl_ceiling`, or if `config.patience` tests in a row have found
+        nothing better. It stops, with a checkpoint, after the update in which `asked_to_stop()` becomes true. With
+        `config.keep_best`, the models of a run that has ended have the weights of the best update.
         """
         keep_freed_memory()
         # Each process draws other random numbers. The large step between processes keeps their seeds apart from the
@@ -182,8 +183,8 @@ class PPOTrainer:
         torch.manual_seed(self.seed + 100_003 * self.accelerator.process_index)
         if resume:
             self.resume(at)
-        # Two options may leave it to dry runs what fits into memory: `--micro_batch_size 0` and
-        # `--gradient_checkpointing auto`. A resumed run knows it already.
+        # Two options leave it to dry runs to find what fits into memory: `--micro_batch_size 0` and
+        # `--gradient_checkpointing auto`. A resumed run has what they found from its checkpoint.
         is_micro_batch_unknown = self.state.micro_batch.now == 0
         if is_micro_batch_unknown or self.state.gradient_checkpointing == "auto":
             self.fit_micro_batch_size()
@@ -222,7 +223,8 @@ class PPOTrainer:
             row |= self.reward.metrics()
         row = self.loop.record(row, clock, rollout, macro_actions)
 
-        # The adapter has moved now: what samples, with the adapter merged, must still be the policy that trains.
+        # The policy samples with its adapter merged, and trains with it beside the weights. Now that the adapter has
+        # moved, both must still be the same policy.
         if is_first_update or self.loop.is_due(self.config.checkpoint_every):
             self._check_merged_policy_agrees_with_trained(rollout)
         for callback in self.callbacks:
@@ -234,15 +236,17 @@ class PPOTrainer:
     def generate_rollout(self, prompts: list[str]) -> Rollout:
         """Responses of the current policy, sorted by length, so that micro-batches need little padding."""
         policy = self.models.policy.eval()
-        place = f"{self.seed}/{self.state.updates_done}/{self.accelerator.process_index}"
-        seed_names = tuple(f"{place}/{row}" for row in range(len(prompts)))
+        # A sampler may take these names as seeds: no two responses of the run have the same one.
+        prefix = f"{self.seed}/{self.state.updates_done}/{self.accelerator.process_index}"
+        seed_names = tuple(f"{prefix}/{row}" for row in range(len(prompts)))
         sampling = replace(self.sampling, seed_names=seed_names)
 
+        # `generate` needs all weights outside layers, which FSDP2 may have sharded. A server has its own copy of them.
         gathered: AbstractContextManager = nullcontext()
-        if not is_remote(self.sampler):  # servers have weights of their own
+        if not is_remote(self.sampler):
             gathered = gathered_outside_layers(policy, root=self.actor_critic)
         with gathered:
-            rollout, size = raise_on_all_ranks(
+            rollout, size_that_fitted = raise_on_all_ranks(
                 lambda: generate_in_batches(
                     self.sampler,
                     self.state.generation_batch.now,
@@ -252,7 +256,8 @@ class PPOTrainer:
                     sampling,
                 )
             )
-        self.state.generation_batch.now = size
+        # It is smaller than before if memory has ended: the next updates begin with the size that fitted.
+        self.state.generation_batch.now = size_that_fitted
         self.models.policy.train()
         return rollout.sort_by_length()
 
@@ -278,6 +283,7 @@ class PPOTrainer:
         gold_scores = None
         if self.gold:
             gold_scores = score_responses(FunctionReward(self.gold, "gold"), rollout).cpu()
+        # If another reward scores the dialogues, PPO must not train on the rewards that the environment gave each turn.
         turn_rewards = None
         if isinstance(self.reward, EnvironmentReward):
             turn_rewards = rollout.turn_rewards
@@ -309,7 +315,7 @@ class PPOTrainer:
     ) -> macro.MacroActions:
         """Macro actions of every response, by the trainer's own rule and options unless others are given.
 
-        Raises `InputError` if the rule does not segment them.
+        Raises `InputError` if what the rule returns is not a segmentation of the responses.
         """
         rule = rule or self.termination
         config = config or self.config
@@ -321,7 +327,7 @@ class PPOTrainer:
             "step": self.state.updates_done,
             "process": self.accelerator.process_index,
         }
-        if rule.needs_outputs:  # one forward pass more
+        if rule.needs_outputs:  # log-probabilities, entropies and values: one more forward pass
             context |= vars(self.all_outputs(rollout))
         macro_actions = macro.check_segmentation(rule(copy.mask, **context), rollout.mask)
         if config.last_token_alone:
@@ -331,10 +337,10 @@ class PPOTrainer:
     # -- 4. old outputs and advantages, and 5. optimisation ---------------------------------------
 
     def learn(self, rollout: Rollout, macro_actions: macro.MacroActions) -> dict[str, float]:
-        """Steps 4 and 5 of an update: train on a scored and segmented rollout; returns the metrics.
+        """Steps 4 and 5 of an update: train on a scored and segmented rollout; return the metrics.
 
-        They describe policy and critic before the update, and are means over its optimizer steps. Gradients and metrics
-        are those of all processes together.
+        Most metrics describe policy and critic before the update; those of losses and gradients are means over its
+        optimizer steps. Gradients and metrics are those of all processes together.
 
         Raises:
             InputError: too many updates in a row were not finite, or the first one shows that something is wrong.
@@ -349,7 +355,7 @@ class PPOTrainer:
         epochs = config.critic_epochs if self._only_critic_learns() else config.num_ppo_epochs
 
         # Several minibatches, whitening and objectives that read other responses need all advantages before the first
-        # optimizer step. Where nothing does, the pass that gives the advantages is also the pass of that step.
+        # optimizer step. Otherwise one pass can do both: give the advantages, and the gradients of that step.
         needs_all_first = config.num_mini_batches > 1 or config.whiten or self.has_custom_objective
         if needs_all_first:
             old, steps, sampler_row = self.learn_in_epochs(batch, epochs)
@@ -387,7 +393,11 @@ class PPOTrainer:
         return old, steps, sampler_row
 
     def learn_from_first_pass(self, batch: Batch, epochs: int) -> Learned:
-        """Steps 4 and 5 in one pass less: with one minibatch, the policy of the first optimizer step is the old one."""
+        """Steps 4 and 5 with one pass less than `learn_in_epochs`.
+
+        With one minibatch, the first optimizer step begins with the policy that sampled. So its forward pass also gives
+        the old outputs.
+        """
         normalizers = self.loss_normalizers(batch)
         old, losses = self.memory.run(lambda: self.forward_backward(batch, normalizers))
         sampler_row = self._compare_with_sampler(batch.rollout, old)
@@ -404,7 +414,7 @@ class PPOTrainer:
     def _minibatches(self, count: int) -> Sequence[Tensor]:
         """The rows of each optimizer step of an epoch."""
         if self.config.num_mini_batches == 1:
-            # The order changes nothing: keep responses of like length together.
+            # All responses are in one step, so their order changes nothing. Those of like length stay together.
             return [torch.arange(count)]
         return torch.randperm(count).tensor_split(min(self.config.num_mini_batches, count))
 
@@ -443,11 +453,13 @@ class PPOTrainer:
     def forward_backward(
         self, batch: Batch, normalizers: Tensor, old: Experience | None = None
     ) -> tuple[Experience, dict[str, Tensor]]:
-        """Add up gradients of the losses, in micro-batches; returns old outputs, and the stats of the losses.
+        """Add up gradients of the losses, in micro-batches; return old outputs, and the stats of the losses.
 
-        Without `old` the policy is the one that sampled: its outputs become old ones, and advantages follow from them.
+        If `old` is None, the policy is still the one that sampled: then its outputs become the old ones, and advantages
+        follow from them.
         """
-        # DDP averages gradients over processes, while the normalizers are global: hence the first factor.
+        # DDP divides gradients by the number of processes. But the losses are divided by normalizers, which count the
+        # terms of all processes already. So the first factor takes DDP's division back.
         scale = self.accelerator.num_processes * self.loss_scale
         old_parts = []
         stats: dict[str, Tensor] = {}
@@ -455,7 +467,7 @@ class PPOTrainer:
         for rows in micro_batches:
             part = batch.select(rows)
             is_last = rows == micro_batches[-1]
-            # Processes add up their gradients with the last micro-batch alone.
+            # Processes exchange their gradients once, with the last micro-batch (under FSDP2 with each).
             sync = nullcontext() if is_last else self._without_gradient_sync()
             with sync:
                 outputs = self.compute_outputs(part.rollout)
@@ -525,8 +537,8 @@ class PPOTrainer:
 
         if self._only_critic_learns():
             for parameter in self.parameters["policy"]:
-                parameter.grad = None
-        # The scaler of fp16 leaves steps that are not finite out by itself.
+                parameter.grad = None  # the optimizer does not touch a parameter without a gradient
+        # A scaler (mixed precision fp16) gets every step: it leaves out those that are not finite by itself.
         if is_finite or self.accelerator.scaler is not None:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -544,7 +556,7 @@ class PPOTrainer:
 
         Raises the error of the device if memory ends.
         """
-        # Beside them is what the optimizer will hold: Adam's two moments of each weight.
+        # In training Adam's two moments of each weight are in memory beside the passes, so the trial needs them, too.
         moments = []
         for weight in chain(*self.parameters.values()):
             moments += [torch.empty_like(weight), torch.empty_like(weight)]
@@ -567,7 +579,7 @@ class PPOTrainer:
     def resume(self, at: int | None = None) -> None:
         """Continue from the last checkpoint, or from that of update `at`, which deletes the later ones.
 
-        Raises `InputError` if there is none, if it does not fit, or if the run is longer than it is asked to be.
+        Raises `InputError` if there is none, if it does not fit, or if it is of a later update than the run is to make.
         """
         if self.checkpoints is None:
             raise InputError(
@@ -577,7 +589,8 @@ class PPOTrainer:
         counters = self.checkpoints.load(self.actor_critic, self.optimizer, update)
         self.state.restore(counters)
         if self.state.best_update not in self.checkpoints.updates():
-            # After this checkpoint a later update was the best, so the checkpoint of the earlier one was not kept.
+            # After the checkpoint that is loaded, a later update became the best, so the checkpoint of the one that was
+            # best before was not kept.
             self.best.forget()
         if self.state.gradient_checkpointing is True:
             self.memory.recompute_activations()
@@ -585,7 +598,8 @@ class PPOTrainer:
 
     def take_best_weights(self) -> None:
         """Take back the weights of the best update, if one is kept (`--keep_best`) and was found."""
-        best = self.state.best_update  # 0: none is kept
+        best = self.state.best_update
+        # 0: no update was found to be the best. `updates_done`: the models have its weights already.
         if self.checkpoints is None or best in (0, self.state.updates_done):
             return
         self.checkpoints.load_weights(self.actor_critic, self.optimizer, best)

@@ -72,7 +72,7 @@ def have_equal_responses(inputs: dict[str, Tensor]) -> Tensor:
 
     In `inputs` the chosen texts of all pairs come first, then the rejected ones.
     """
-    chosen, rejected = inputs["input_ids"].chunk(2)
+    chosen, rejected = inputs["input_ids"].chunk(2)  # both halves are padded to one length
     chosen_mask, rejected_mask = inputs["attention_mask"].chunk(2)
     have_same_tokens = (chosen == rejected).all(1)
     return have_same_tokens & (chosen_mask == rejected_mask).all(1)
@@ -94,11 +94,12 @@ class _PairLoss(RewardTrainer):
             loss = bradley_terry_all(
                 *scores.chunk(2), *inputs["input_ids"].chunk(2), masks=mask.chunk(2)
             )
-        # Two equal responses may differ in the last digit of their scores: they are no pair that is ranked rightly.
+        # Two equal responses may differ in the last digit of their scores: such a pair is not counted as right.
         is_true_pair = ~have_equal_responses(inputs)
         is_accurate = (chosen > rejected) & is_true_pair
         margins = (chosen - rejected).detach() * is_true_pair
-        # TRL averages these over the micro-batches of a step and logs those of the main process.
+        # TRL averages these over the micro-batches of a step, but logs those of the main process only: so they are
+        # averaged over processes here.
         means = torch.stack([is_accurate.float().mean(), margins.mean()])
         accuracy, margin = self.accelerator.reduce(means, reduction="mean").tolist()
         metrics = self._metrics["train" if model.training else "eval"]
@@ -172,7 +173,8 @@ def train_reward_model(
             processing_class=tokenizer,
         )
         trainer.loss_kind = config.rm_loss
-        # −log σ(0) of two equal responses; the released code's loss is over tokens from where they differ: none.
+        # What two equal responses add to the loss: −log σ(0) = log 2. The released code's loss is over the tokens from
+        # where the two differ, of which equal ones have none.
         trainer.loss_of_padding = math.log(2) if config.rm_loss == "last" else 0.0
         return trainer
 

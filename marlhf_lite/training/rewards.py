@@ -20,8 +20,8 @@ from marlhf_lite.utils.less_memory import in_batches
 class ModelReward:
     """A reward model's score at the last response token, read on the very tokens that were sampled.
 
-    `micro_batch_size` responses are scored at a time; if memory ends, half as many from then on. For a model with
-    another tokenizer, `read` makes of a rollout one of the same texts in that tokenizer's tokens.
+    `micro_batch_size` responses are scored at a time; if memory ends, half as many from then on. If the model has
+    another tokenizer than the policy, `read` turns a rollout into one of the same texts in that tokenizer's tokens.
     """
 
     def __init__(
@@ -44,7 +44,8 @@ class ModelReward:
             partial(self._score_rows, rollout),
             len(rollout),
             self.micro_batch_size,
-            no_process_waits=not is_sharded(self.model),  # they gather each layer together
+            # Processes that shard the model gather each layer together: none can begin again by itself.
+            no_process_waits=not is_sharded(self.model),
         )
         return torch.cat(scores)
 
@@ -81,7 +82,7 @@ class FunctionReward:
         rollout = rollout.of_the_policy_alone()
 
         # 2. What the function takes beside prompts and responses, its first two arguments: columns of the rows, and
-        #    `turns` where there are dialogues. (Elsewhere `turns` is the name of a column, as any other.)
+        #    `turns` if there are dialogues. (If there are none, `turns` is the name of a column like any other.)
         turns = rollout.turns  # None without an environment
         columns = RowColumns(
             self.function,
@@ -108,7 +109,7 @@ class FunctionReward:
             ) from error
 
     def metrics(self) -> dict[str, float]:
-        """Return the function's own metrics of the last responses, if it has any."""
+        """Return the metrics of the last responses by the function's own `metrics()`; {} if it has no such method."""
         return getattr(self.function, "metrics", dict)()
 
 

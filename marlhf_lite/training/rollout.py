@@ -45,7 +45,7 @@ class Sampling:
     seed_names: tuple[str, ...] = ()
 
     def of_turn(self, turn: int, rows: Sequence[int]) -> "Sampling":
-        """How turn number `turn` is drawn in these dialogues of the batch."""
+        """How turn number `turn` is drawn in these dialogues of the batch: here, as every other turn."""
         return self
 
     def arguments(self) -> dict:
@@ -131,7 +131,8 @@ class Rollout:
 
     def copy(self) -> "Rollout":
         """The same rollout in new lists and tensors, for a user's function, which may change them."""
-        return self.select(torch.arange(len(self)))  # an index of tensors copies
+        # A tensor as an index copies what it selects; a slice would not.
+        return self.select(torch.arange(len(self)))
 
     def of_the_policy_alone(self) -> "Rollout":
         """The rollout of what the policy said: its own tokens, and its texts, a line for each turn.
@@ -141,7 +142,8 @@ class Rollout:
         """
         if self.turns is None:
             return self
-        # A stable sort moves the policy's tokens to the left, in their order, and the environment's behind them.
+        # A stable sort of 0 (the policy's tokens) before 1 (all others) moves the policy's tokens to the left, in their
+        # order. The mask hides the others.
         order = (~self.mask).to(torch.int8).argsort(dim=1, stable=True)
         mask = self.mask.gather(1, order)
         prompts = self.tokens[:, : self.prompt_width]
@@ -171,11 +173,11 @@ class Rollout:
     def trim(self) -> "Rollout":
         """The rollout without columns that are padding in every row.
 
-        A result [B, T'] of it, such as log-probabilities, gets the T of this rollout back by `widen`.
+        A result [B, T'] that is computed from it, such as log-probabilities, is padded to this rollout's T by `widen`.
         """
         if not len(self):
             return self
-        # The longest prompt and the longest response of these rows, by one wait for the device.
+        # The longest prompt and the longest response of these rows. Both come together, so the CPU waits once.
         prompt_lengths = self.attention_mask[:, : self.prompt_width].sum(1)
         response_width = self.ends.max().clamp(min=1)
         longest_prompt, width = torch.stack([prompt_lengths.max(), response_width]).tolist()
@@ -219,14 +221,14 @@ def said_by_policy(turns: Sequence[Mapping]) -> str:
 class Sampler(Protocol):
     """What answers prompts: `generate`, `Dialogues` with an environment, or your own (`--sampler`).
 
-    If it gives `Rollout.sampled_logprobs`, they are compared with the policy's. It raises `ServerError` for what may
-    work again later; the run then writes a checkpoint. It may have:
+    If it gives `Rollout.sampled_logprobs`, they are compared with the policy's. It raises `ServerError` if something
+    fails that may work again later; the run then writes a checkpoint. It may have:
 
     - `key`: text that says what its answers depend on, besides policy and sampling; evaluation stores them by it.
     - `remote`: if True, it takes the policy's weights elsewhere. It then gets all prompts at once, and a model whose
       adapter is not merged and whose weights are not gathered.
-    - `draws_from_policy`: if True, it draws from the very model that it is given, as `generate` does. Without it, and
-      without log-probabilities, a note says that nothing checks which policy has sampled.
+    - `draws_from_policy`: if True, it draws from the very model that it is given, as `generate` does. If a sampler
+      neither has this nor gives log-probabilities, a note says that nothing checks which policy has sampled.
     - `try_out(policy, tokenizer, prompts, sampling)`, called before training with the longest prompt.
     - `longest_response(tokenizer, max_new_tokens)`: the most tokens of a response, if more than `max_new_tokens`.
     """
@@ -241,7 +243,10 @@ def is_remote(sampler: Sampler) -> bool:
 
 
 def longest_response(sampler: Sampler, tokenizer, new_tokens: int) -> int:
-    """The most tokens after a prompt if the policy says at most `new_tokens` at a time: more, if it speaks in turns."""
+    """The most tokens after a prompt if the policy says at most `new_tokens` at a time.
+
+    It is more than `new_tokens` if the sampler lets the policy speak in turns.
+    """
     method_of_sampler = getattr(sampler, "longest_response", None)
     if method_of_sampler is None:
         return new_tokens
@@ -358,11 +363,13 @@ def sample(
             attention_mask=attention_mask,
             pad_token_id=pad_id,
             eos_token_id=ends,
-            # a process that is done runs on until all are: they gather layers together
+            # If processes shard the model, they gather each layer together. So one whose rows have all ended makes
+            # passes until those of all have.
             synced_gpus=is_sharded(model),
             **sampling.arguments(),
         )
-    tokens = tokens.clone()  # outside, where passes with gradients may keep it
+    # A tensor made in inference mode may not be kept by a pass with gradients, but its copy may.
+    tokens = tokens.clone()
     return tokens, *response_mask(tokens[:, ids.shape[1] :], ends)
 
 
@@ -373,8 +380,8 @@ def generate_in_batches(
 
     A model on this machine samples with its adapter merged, which takes half the time; servers get all prompts at once.
     Each time that memory ends, the size is halved, and the batch that did not fit is sampled again from the random
-    states that it began with. Raises `InputError` if memory does not hold one response, or if the policy's
-    probabilities are not finite.
+    states that it began with. The size that is returned is the one that fitted. Raises `InputError` if memory does not
+    hold one response, or if the policy's probabilities are not finite.
     """
 
     def sample_rows(rows: slice) -> Rollout:
@@ -408,15 +415,18 @@ def generate_in_batches(
 def merged_adapter(model: nn.Module) -> Iterator[None]:
     """Merge a LoRA adapter into copies of the base weights inside this block: sampling then takes half the time.
 
-    Afterwards the weights are the very same tensors as before. Samples may differ in the last digits of their
-    probabilities. Nothing is merged into weights of 16 bits, which would round most of a small change away, into those
-    that are sharded, quantised, or of another module too (tied), or if the copies would be too large; nor an adapter
-    that PEFT cannot merge, such as a bias on a layer without one.
+    After the block the weights are the very same tensors as before. The probabilities of samples may differ in the last
+    digits. An adapter stays beside the weight of its layer if the weight is tied, that is, used by another module, too.
+    Nothing at all is merged if
+
+    - some weights have 16 bits, which would round most of a small change away, or are sharded or quantised;
+    - the copies would be too large;
+    - PEFT cannot merge one of the adapters, such as a bias on a layer without one.
     """
-    # 1. The layers with an adapter, but for those whose weights another module uses, too.
+    # 1. The layers with an adapter, except those whose weights another module uses, too.
     tied = tied_layers(model)
     layers = []
-    weights: dict[nn.Parameter, None] = {}  # in order, each once
+    weights: dict[nn.Parameter, None] = {}  # a set that keeps the order
     for module in model.modules():
         if isinstance(module, LoraLayer) and module not in tied:
             layers.append(module)
@@ -428,7 +438,7 @@ def merged_adapter(model: nn.Module) -> Iterator[None]:
         return
 
     # 3. Merge, and put everything back.
-    # `merge` adds to the weights in place, and taking it off again would round: so it gets copies.
+    # `merge` adds the adapter to the weights in place, and subtracting it again would round: so it gets copies.
     originals = [weight.data for weight in weights]
 
     def put_back() -> None:
@@ -444,7 +454,7 @@ def merged_adapter(model: nn.Module) -> Iterator[None]:
             try:
                 for layer in layers:
                     layer.merge()
-            except PEFT_CANNOT_MERGE:  # sample with the adapters beside the weights
+            except PEFT_CANNOT_MERGE:  # the block then runs with the adapters beside the weights
                 put_back()
         yield
     finally:
@@ -461,7 +471,7 @@ def _can_merge(weights: Sequence[nn.Parameter]) -> bool:
 
 
 def _most_bytes_of_copies(device: torch.device) -> int:
-    """Bytes that merged copies may take: a share of a GPU's memory, 1 GiB elsewhere."""
+    """Bytes that copies with a merged adapter may take: a share of a GPU's memory, or 1 GiB on another device."""
     if device.type != "cuda":
         return 2**30
     return int(torch.cuda.get_device_properties(device).total_memory * MERGED_SHARE)
@@ -497,7 +507,8 @@ def nonfinite_probabilities_refused() -> Iterator[None]:
 
 def concatenate(parts: Sequence[Rollout], pad_token_id: int) -> Rollout:
     """Unscored rollouts as one, padded to their widest prompts and responses."""
-    turns: list[list[dict]] = []  # of dialogues: all parts have them, or none
+    # The turns of dialogues and their rewards: all parts have them, or none.
+    turns: list[list[dict]] = []
     rewards: list[Tensor] = []
     prompts: list[str] = []
     responses: list[str] = []
@@ -510,7 +521,7 @@ def concatenate(parts: Sequence[Rollout], pad_token_id: int) -> Rollout:
     for part in parts:
         missing_of_prompts = prompt_width - part.prompt_width
         missing_of_responses = response_width - part.mask.shape[1]
-        both_sides = (missing_of_prompts, missing_of_responses)
+        both_sides = (missing_of_prompts, missing_of_responses)  # prompts are padded on the left
         prompts += part.prompts
         responses += part.responses
         tokens.append(pad_columns(part.tokens, both_sides, value=pad_token_id))
@@ -567,7 +578,7 @@ def _make_rollout(
     ended: Tensor,
 ) -> Rollout:
     """A rollout of these tokens, with the texts of the responses."""
-    # Lengths and tokens come from the device together, so that the CPU waits once.
+    # Lengths and tokens come from the device as one tensor, so that the CPU waits once.
     response_tokens = tokens[:, prompt_mask.shape[1] :]
     lengths = mask.sum(1, keepdim=True)
     rows = torch.cat([lengths, response_tokens], 1).tolist()

@@ -12,7 +12,10 @@ class BatchSize:
     now: int
 
     def continue_from(self, asked: int, now: int) -> None:
-        """Keep the size that an earlier process came to, unless the options ask for another one since then."""
+        """Take the size `now` that a checkpoint holds, if the options still ask for what they `asked` then.
+
+        If they ask for another size, that one stays.
+        """
         if asked == self.asked:
             self.now = now
 
@@ -33,7 +36,7 @@ class RunState:
     # Of `--keep_best`: the update with the best held-out number, 0 if there is none yet; and that number.
     best_update: int = 0
     best_number: float | None = None
-    tests_without_better: int = 0  # held-out tests since then
+    tests_without_better: int = 0  # held-out tests since that update
 
     def counters(self) -> dict[str, int | float | bool | str | None]:
         """The state by the names that checkpoints give it."""
@@ -56,7 +59,7 @@ class RunState:
         self.updates_done = counters["updates_done"]
         self.generated_tokens = counters["generated_tokens"]
         self.nonfinite_in_row = counters["nonfinite_in_row"]
-        # Checkpoints from before `--keep_best` have none of these.
+        # Checkpoints that were written before the library had `--keep_best` have none of these three.
         self.best_update = counters.get("best_update", 0)
         self.best_number = counters.get("best_number")
         self.tests_without_better = counters.get("tests_without_better", 0)

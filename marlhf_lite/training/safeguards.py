@@ -31,7 +31,8 @@ class Safeguards:
     accelerator: Accelerator  # a scaler, as float16 needs it, leaves out steps by itself
 
     def weights_before_update(self) -> Weights | None:
-        """Some weights, before the first update of the critic and of the policy; None before any other."""
+        """Some weights, if the next update is the first of the critic or of the policy; otherwise None."""
+        # The critic learns from the first update on, the policy after those of `--critic_warmup`.
         is_first = self.state.updates_done in (0, self.config.critic_warmup)
         return some_weights(self.parameters) if is_first else None
 
@@ -74,7 +75,11 @@ class Safeguards:
 
 
 def count_updates(config: PPOConfig, prompts: int, accelerator: Accelerator) -> int:
-    """Return the number of updates of a run on this many prompts. Raises `InputError` for a batch it cannot divide."""
+    """Return the number of updates of a run on this many prompts.
+
+    Raises `InputError` if there are no prompts, if the batch cannot be divided into answers to whole prompts, processes
+    and minibatches, or if the policy would learn in no update.
+    """
     processes = accelerator.num_processes
     if not prompts:
         raise InputError(
@@ -105,7 +110,8 @@ def count_updates(config: PPOConfig, prompts: int, accelerator: Accelerator) -> 
 
 def updates_of_passes(passes: float, prompts: int, each: int) -> int:
     """Return how many updates of `each` prompts make this many passes; the last one may begin the next pass."""
-    return math.ceil(round(passes * prompts / each, 6))  # 1.1 * 10 is a little more than 11
+    # Floats are not exact: 1.1 * 10 is a little more than 11, and must not be rounded up to 12.
+    return math.ceil(round(passes * prompts / each, 6))
 
 
 def check_start(nats: float, response_length: float) -> None:
@@ -122,7 +128,10 @@ def check_start(nats: float, response_length: float) -> None:
 
 
 def some_weights(parameters: dict[str, list[nn.Parameter]]) -> dict[str, list[Tensor]]:
-    """Copies of the first 1,000 numbers of this process's part of each weight of each role: they need little memory."""
+    """By role, copies of a part of each weight, to see later whether it has moved.
+
+    To save memory they hold only the first 1,000 numbers of what this process has of a weight.
+    """
     copies = {}
     for role, weights in parameters.items():
         parts_of_process = [local_tensor(weight.detach()) for weight in weights]

@@ -30,7 +30,10 @@ UNKNOWN_POLICY = (
 
 
 def is_unknown_policy(sampler: Sampler, rollout: Rollout) -> bool:
-    """Whether nobody can tell which policy has sampled: it was not drawn here, and has no log-probabilities."""
+    """Whether nobody can tell which policy has sampled.
+
+    That is so if the sampler did not draw from the model that it was given, and gave no log-probabilities to compare.
+    """
     is_drawn_here = sampler is generate or getattr(sampler, "draws_from_policy", False)
     return not is_drawn_here and rollout.sampled_logprobs is None
 
@@ -41,8 +44,8 @@ def check_sampled(
 ) -> dict[str, float]:
     """Metrics of how far the log-probabilities that a sampler gave are from the policy's own; {} if it gave none.
 
-    `logprobs` [B, T] are those of the policy, None: one more pass gives them. With an `accelerator`, the policy ran in
-    its precision, and the metrics are over all of its processes:
+    `logprobs` [B, T] are those of the policy; if they are None, one more pass gives them. If an `accelerator` is given,
+    the policy ran in its precision, and the metrics are over all of its processes:
 
     - `sampler_difference`: the mean of |log π of the policy − log π of the sampler|, in nats a token;
     - `sampler_beyond`: the share of tokens whose ratio policy / sampler is above 3 or below 1/3: a mean hides tails.

@@ -25,7 +25,10 @@ class ResponseTrainer(ScaledGradients, StageSteps, PaddedRows, SFTTrainer):
     """TRL's trainer, in float16 too."""
 
     def padding_row(self, row: dict) -> dict:
-        """The same tokens without a label: the loss is a sum over labels, divided by their number in all processes."""
+        """The same tokens without a label.
+
+        The loss is a sum over labels, divided by their number in all processes. A row without labels changes neither.
+        """
         return row | {"labels": [NO_LABEL] * len(row["labels"])}
 
 

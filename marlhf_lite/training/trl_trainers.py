@@ -48,8 +48,8 @@ Result = TypeVar("Result")
 def check_adapter(model: PeftModel | PreTrainedModel) -> None:
     """Raise `InputError` for an adapter that TRL's trainers of policies cannot train.
 
-    With one on the head TRL computes with the head's weight, and would not train it. It also makes a second adapter of
-    the same kind, as the reference, which PEFT does not allow of AdaLoRA.
+    If the head has an adapter, TRL computes with the head's weight alone, and would not train the adapter. TRL also
+    makes a second adapter of the same kind, as the reference, which PEFT does not permit for AdaLoRA.
     """
     if isinstance(model, PeftModel) and model.active_peft_config.peft_type == PeftType.ADALORA:
         fix = "give a LoRA adapter, or train by marlhf ppo"
@@ -72,8 +72,8 @@ def train_stage(
 ) -> list[dict]:
     """Train `model` by the trainer that `make(trainer_config)` returns, and save it; see `run_trainer`.
 
-    If memory ends, it starts again with half the rows per pass and the same gradients. `rows_per_step` are those of all
-    processes. Raises as `with_less_memory`.
+    If memory ends, the training starts again with half the rows per pass, which gives the same gradients.
+    `rows_per_step` are the rows of an optimizer step in all processes together. Raises as `with_less_memory`.
     """
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     values_at_start = [weight.detach().to("cpu", copy=True) for weight in trained]
@@ -117,7 +117,7 @@ def with_fewer_rows(
     most_rows = min(asked_rows, rows_of_process)
 
     def attempt_with(rows: int) -> Result:
-        if rows == most_rows:  # the options as they are, 0 included
+        if rows == most_rows:  # the first attempt has the options as they are, also with 0
             return attempt(options)
         return attempt(replace(cast(Any, options), **{option: rows}))
 
@@ -187,9 +187,12 @@ def stage_arguments(
 class StageSteps(TrainerBase):
     """Makes a trainer of transformers begin its warm-up above 0, and end with its last step.
 
-    Transformers' own warm-up begins at 0, so a stage of one step would train nothing. Here step s of N, from 0, has the
-    rate of step s + 1 of N + 1: the warm-up ends with the peak, and the decay ends at 0 after the last step. Resumed
-    after its last step in the middle of an epoch, a trainer of transformers makes another step.
+    Transformers' own warm-up begins at 0, so a stage of one step would train nothing. Here step s of N, counted from 0,
+    has the rate that transformers gives step s + 1 of N + 1: the warm-up ends with the peak, and the decay reaches 0
+    after the last step.
+
+    If a trainer of transformers is resumed after its last step, and that step was in the middle of an epoch, it makes
+    another step. This class does not.
     """
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
@@ -215,7 +218,7 @@ class StageSteps(TrainerBase):
         return self.lr_scheduler
 
     def _run_epoch(self, *args, **kwargs) -> None:
-        # Transformers would make a step more if the last one was in the middle of an epoch.
+        # A run that is resumed may have made its last step already; see the class.
         if self.state.global_step < self.state.max_steps:
             super()._run_epoch(*args, **kwargs)
 
@@ -227,8 +230,8 @@ def _one_step_later(rate: Callable[[int], float], step: int) -> float:
 class EvenPairs(PaddedRows):
     """Makes loss and metrics of a step means over its pairs, in all passes and processes together.
 
-    Trainers average over passes, and the last one may have fewer pairs than the others; and with several processes it
-    may have padding, pairs that teach nothing and have weight 0 here.
+    Trainers average over passes, although the last pass may have fewer pairs than the others. With several processes it
+    may also have padding: pairs that teach nothing, and that have weight 0 here.
     """
 
     of_pairs: tuple[str, ...] = ()  # the metrics that a pass gives as means over its pairs
@@ -261,7 +264,7 @@ class EvenPairs(PaddedRows):
         # (`get_batch_samples`), so they are multiplied by the ratio of the two.
         pairs = len(inputs["input_ids"]) // 2  # two texts a pair
         ratio = pairs / self.pairs_a_pass
-        for name in self.of_pairs:  # padding adds 0 to these
+        for name in self.of_pairs:  # padding has added 0 to their sums, so nothing is subtracted
             self._metrics["train"][name][-1] *= ratio
         padding = int(self.is_padding(inputs).sum())
         if padding:
@@ -293,7 +296,8 @@ def run_trainer(trainer, tokenizer, output: Path, name: str, resume: bool = Fals
         has_ended = trainer.state.global_step >= trainer.state.max_steps
         if has_ended and trainer.accelerator.is_main_process:
             save_trained(trainer.model, tokenizer, output, gathered_weights)
-    # Not reached after a stop: `graceful_stop` has raised `Stopped`, because a resume needs the checkpoints.
+    # The training has ended, so nothing needs its checkpoints any more. (After a stop, `graceful_stop` has raised
+    # `Stopped` above.)
     if trainer.accelerator.is_main_process:
         for path in output.glob("checkpoint-*"):
             shutil.rmtree(path)
@@ -305,8 +309,8 @@ def save_trained(
 ) -> None:
     """Save a model and its tokenizer.
 
-    `weights` are those that FSDP2 has sharded over processes, gathered; None if each process has whole ones. Of a model
-    with several adapters only the one that trains is saved: TRL adds another one as the reference.
+    If FSDP2 shards the weights over processes, give them gathered as `weights`; None if each process has them whole. If
+    the model has several adapters, only the one that trains is saved: TRL adds another one as the reference.
     """
     if isinstance(model, PeftModel):
         model.save_pretrained(str(folder), state_dict=weights, selected_adapters=["default"])
@@ -325,10 +329,11 @@ def train_recorded(
     for callback in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
         trainer.remove_callback(callback)
     trainer.add_callback(recorder)
-    # Else FSDP2 would keep all gradients whole in each process until the last pass of a step.
+    # Under FSDP2, processes exchange gradients after each pass. Otherwise each would keep all gradients whole until the
+    # last pass of a step.
     trainer.accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = trainer.is_fsdp_enabled
     try:
-        # A run that is resumed may come from somebody else.
+        # The checkpoint of a run that is resumed may come from somebody else, and must run no code here.
         with torch_reads_no_code():
             try:
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -343,9 +348,9 @@ def train_recorded(
 
 
 def checkpoint_to_resume(folder: Path, at: int | None = None) -> Path | None:
-    """Return a trainer's last whole checkpoint in a folder, or that of step `at`; None if there is none.
+    """Return a trainer's last complete checkpoint in a folder, or that of step `at`; None if there is none.
 
-    Raises `InputError` if it is damaged.
+    Raises `InputError` if that checkpoint is damaged.
     """
     # A checkpoint gets its seal when it is complete.
     complete = [path.parent for path in folder.glob(f"checkpoint-*/{SEAL}")]
@@ -366,9 +371,11 @@ def step_of(checkpoint: Path) -> int:
 
 
 def check_checkpoint(trainer: Trainer, checkpoint: Path | None) -> None:
-    """Raise `InputError` if this launch cannot continue from a checkpoint: FSDP then or now only, other processes.
+    """Raise `InputError` if this launch cannot continue from a checkpoint.
 
-    Any number of processes reads shards, with other random numbers; then a line is printed.
+    It must use FSDP if the checkpoint was made under FSDP, and only then. It must also have the same number of
+    processes, unless the checkpoint consists of shards: any number of processes can read these. The random numbers are
+    then others, and a line says so.
     """
     if checkpoint is None:
         return

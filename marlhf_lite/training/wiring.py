@@ -61,8 +61,8 @@ def prepare_models(
         ActorCritic(models.policy, models.critic), optimizer
     )
     if isinstance(actor_critic, DistributedDataParallel):
-        # All processes have the same buffers already. To send them around in each pass would make processes wait for
-        # each other, and they may differ in the number of passes of a dry run.
+        # DDP would send the buffers of one process to all in each pass. They are the same everywhere already, and
+        # processes would wait for each other, although they may make different numbers of passes in dry runs.
         actor_critic.broadcast_buffers = False
     shard_frozen(models.reference, models.reward, beside=actor_critic, accelerator=accelerator)
 
@@ -106,7 +106,8 @@ def make_run_parts(
 ) -> RunParts:
     """Make the parts; see `PPOTrainer` for the arguments.
 
-    Raises `InputError` if the best update is to be kept, and there is no folder for its checkpoint, or no test.
+    Raises `InputError` if the best update is to be kept (`--keep_best`), but there is no folder for its checkpoint, or
+    no held-out test that could find it.
     """
     state = RunState(
         micro_batch=BatchSize(asked=config.micro_batch_size, now=config.micro_batch_size),
