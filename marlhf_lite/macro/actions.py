@@ -33,6 +33,7 @@ class MacroActions:
 
     Every valid token is in exactly one macro action; padding and holes are outside. Macro actions have at least one
     token, are in order, and end before a hole.
+
     Build one with `from_lengths`, `from_ids` or `from_starts`, which raise InputError (a ValueError) and name the first
     bad response, or with a termination rule. `check_segmentation` checks one that was built directly from ids.
     """
@@ -75,8 +76,8 @@ class MacroActions:
         # The macro action of the last valid token before this one (−1 at the start of a response).
         before = torch.nn.functional.pad(ids, (1, 0), value=-1)[:, :-1].cummax(1).values
         step = ids - before
-        # A token goes on in the macro action of the token before, or begins the next one. The first token of a turn
-        # must begin one, because no macro action reaches over a hole. And nothing but −1 stands for padding.
+        # A token must belong to the macro action of the token before it (step 0) or begin the next one (step 1). The
+        # first token of a turn must begin one, because no macro action reaches over a hole. The only id below 0 is −1.
         goes_elsewhere = valid & ((step < 0) | (step > 1))
         begins_none_after_hole = turn_starts(valid) & (step != 1)
         is_faulty = goes_elsewhere | begins_none_after_hole | (ids < -1)
@@ -133,14 +134,15 @@ class MacroActions:
 
     @cached_property
     def _slot(self) -> Tensor:
-        """[B,T]: ids, with padding sent to a spare column S, away from all macro actions."""
+        """[B,T] the ids, but S on padding and holes: the index of a spare column after those of all macro actions."""
         return self.ids.masked_fill(~self.token_mask, self.width)
 
     @cached_property
     def _offset(self) -> Tensor:
         """[B,T] int64: i, the place of the token in its macro action, from 0; 0 on padding."""
+        # Places count the valid tokens of a response. That of an action's first token is the length of all before it.
         first = self.lengths.cumsum(1) - self.lengths
-        place = self.token_mask.cumsum(1) - 1 - self._spread(first)  # among valid tokens
+        place = self.token_mask.cumsum(1) - 1 - self._spread(first)
         return place.masked_fill(~self.token_mask, 0)
 
     def spans(self) -> list[list[tuple[int, int]]]:
@@ -211,7 +213,7 @@ class MacroActions:
             "equal": torch.ones_like(left),
             "unit": left == 1,
             "start": self._offset == 0,
-            "position": 1.0 / left,
+            "position": 1.0 / left,  # infinite on padding, which is set to 0 below
             "position_reversed": 1.0 / (self._offset + 1),
         }[sigma]
         raw = raw.float().masked_fill(~self.token_mask, 0.0)

@@ -96,9 +96,9 @@ def _check_lengths(lengths: tuple[int, ...]) -> None:
 
 
 def _shuffle(lengths: Tensor, seed: int, step: int, process: int) -> Tensor:
-    """[B,K]: each row of lengths [B,K] in its own random order, which follows from the numbers; zeros come last."""
+    """[B,K]: each row of lengths [B,K] in its own random order, which follows from the other arguments; zeros last."""
     name = f"{seed} {step}"
-    if process:  # the first process draws what one alone does
+    if process:  # the first process (0) draws what a run of one process draws
         name += f" {process}"
     generator = torch.Generator().manual_seed(random.Random(name).getrandbits(63))
     # A random key below 1 for each entry, and a larger one for zeros, which pad a row: sorted, they give the order.
@@ -108,7 +108,7 @@ def _shuffle(lengths: Tensor, seed: int, step: int, process: int) -> Tensor:
 
 
 def _cut_after(ends: Tensor, mask: Tensor) -> MacroActions:
-    """Macro actions that end after that many tokens, ``ends`` [B,K]; ends beyond the width are ignored."""
+    """Macro actions that end after as many tokens as ``ends`` [B,K] says; ends beyond the width are ignored."""
     T = mask.shape[1]
     # After an end the next one begins. Column T is spare: ends at the width and beyond go there, and are cut off.
     starts = torch.zeros(len(mask), T + 1, dtype=torch.bool, device=mask.device)

@@ -58,6 +58,7 @@ def _macro_rises(nll: Tensor) -> Tensor:
     total, count = torch.zeros_like(nll[:, :1]), torch.zeros_like(nll[:, :1])
     for t in range(nll.shape[1]):
         now = nll[:, t : t + 1]
+        # Above the mean total / count; the first token of a response (count 0) never is.
         rises[:, t : t + 1] = rise = now * count > total
         total = total.masked_fill(rise, 0.0) + now
         count = count.masked_fill(rise, 0.0) + 1

@@ -9,12 +9,13 @@ from marlhf_lite.macro.actions import MacroActions
 
 
 def turns_as_rows(mask: Tensor, context: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-    """Give each turn of a batch a row of its own: the mask of these rows, and the context of a rule for them.
+    """Give each turn of a batch a separate row: return the mask of these rows, and the context of a rule for them.
 
-    Of ``mask`` [B,T] bool with N turns, the longest of W tokens, the new mask is [N,W], padded on the right, and so is
-    every tensor [B,T] of the context; all else in it stays. A mask without holes comes back itself, with its context.
+    If ``mask`` [B,T] bool has N turns, the longest of W tokens, the new mask is [N,W], padded on the right. Each tensor
+    [B,T] of the context is rearranged in the same way, and everything else in it stays. If there are no holes, the mask
+    itself and its context are returned.
     """
-    # A turn begins at a valid token after one that is not: beyond the first column only a hole makes that.
+    # Padding is on the right only, so a valid token after one that is not valid comes after a hole.
     has_holes = (mask[:, 1:] & ~mask[:, :-1]).any()
     if not has_holes:
         return mask, context
