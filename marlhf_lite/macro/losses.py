@@ -149,5 +149,5 @@ def average(
     if normalizer is None:
         normalizer = count if mean == "token" else valid.any(1).sum().float()
     normalizer = torch.as_tensor(normalizer, device=terms.device)
-    divisor = torch.where(normalizer > 0, normalizer, 1.0)  # no process may have a term
+    divisor = torch.where(normalizer > 0, normalizer, 1.0)  # not 0 / 0 if no process has a term
     return terms.sum() / divisor, count

@@ -142,8 +142,8 @@ class Recorder(TrainerCallback):
                 # name of the model's class.
                 model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
                 model.config.save_pretrained(checkpoint)
-            # A run that resumes from here cuts each log back to the size in bytes that it has now, because rows of
-            # later updates are written again. Stages without a run folder (SFT, reward model) have no logs.
+            # The present size of each log in bytes. A run that resumes from here cuts its logs back to these sizes,
+            # because it makes all later updates again. Without a run folder (SFT, reward model) there are no logs.
             sizes_of_logs = self.logger.run.position() if self.logger.run else {}
             write_json(checkpoint / LOG_POSITIONS, sizes_of_logs)
             seal(checkpoint)  # now it is complete

@@ -58,6 +58,7 @@ class Checkpoints:
         The last `self.keep` checkpoints stay, and also that of update `keep_also`. An error, such as that of a full
         disk, leaves the earlier checkpoints and no part of this one.
         """
+        # 1. What is stored beside the tensors.
         scaler = self.accelerator.scaler
         sharded = is_sharded(actor_critic)
         state = {
@@ -66,7 +67,8 @@ class Checkpoints:
             "counters": counters,
             "logs": self.run.position(),  # the size of each log: a run that resumes cuts the logs back to it
         }
-        # It is written under a name that no reader looks for, and gets its own name when it is complete.
+
+        # 2. Its path, and a temporary one that no reader looks for, under which it is written until it is complete.
         place = self.folder / f"update-{counters['updates_done']:06d}"
         final = place if sharded else place.with_suffix(".pt")
         temporary = self.folder / f".{final.name}"
@@ -75,6 +77,8 @@ class Checkpoints:
             self.folder.mkdir(exist_ok=True)
             shutil.rmtree(temporary, ignore_errors=True)
         self.accelerator.wait_for_everyone()
+
+        # 3. If the weights are sharded, each process writes its part. The main process writes everything else.
         try:
             if sharded:
                 write_shards(tensors, temporary)

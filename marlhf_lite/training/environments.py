@@ -127,8 +127,8 @@ class Dialogues:
     ) -> list[list[int]]:
         """The tokens of the policy's next turn in each dialogue."""
         prompts = encode_prompts(tokenizer, [dialogue.prompt for dialogue in dialogues])
-        read = [prompt + dialogue.ids for prompt, dialogue in zip(prompts, dialogues, strict=True)]
-        ids, attention_mask = pad(read, tokenizer.pad_token_id, left=True)
+        said = [prompt + dialogue.ids for prompt, dialogue in zip(prompts, dialogues, strict=True)]
+        ids, attention_mask = pad(said, tokenizer.pad_token_id, left=True)
         tokens, mask, _ = sample(model, tokenizer, ids, attention_mask, sampling)
         new_tokens = tokens[:, ids.shape[1] :].tolist()  # padded on the right
         counts = mask.sum(1).tolist()

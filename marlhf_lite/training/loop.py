@@ -81,8 +81,8 @@ class TrainingLoop:
                 is_asked_to_stop = asked_to_stop()
 
                 is_last = has_ended or is_asked_to_stop
-                is_due = self.is_due(self.config.checkpoint_every, last=is_last)
-                if self.save_checkpoint is not None and (is_due or is_new_best):
+                is_checkpoint_due = self.is_due(self.config.checkpoint_every, last=is_last)
+                if self.save_checkpoint is not None and (is_checkpoint_due or is_new_best):
                     self.save_checkpoint()
         return has_ended or self._has_all_updates()
 
@@ -132,7 +132,7 @@ class TrainingLoop:
     def _update_or_save_and_raise(self, update: Update, prompts: list[str]) -> dict[str, float]:
         """Make an update and return its metrics. Raises `InputError` if a server or environment fails.
 
-        Because it may work again later, a checkpoint is written first, from which the run can continue.
+        Because either may work again later, a checkpoint is written first, from which the run can continue.
         """
         states = random_states()
         try:

@@ -81,8 +81,8 @@ class MemoryLimit:
             attempt, rows=most_rows, can_begin_again=can_begin_again
         )
         if is_auto and self._some_process_recomputes():
-            # If one process must recompute, all do. Now more rows may fit than were found above, where `attempt` went
-            # down until some fitted, so try again from the most.
+            # If one process must recompute, all do. With that, more rows may fit than those found above, so try again
+            # from the most.
             self.recompute_activations()
             self._with_fewer_rows_when_memory_ends(
                 attempt, rows=most_rows, can_begin_again=can_begin_again

@@ -119,7 +119,7 @@ class Objective:
             old.values,
             old.returns,
             batch.steps,
-            clip=self.config.cliprange_value or None,
+            clip=self.config.cliprange_value or None,  # 0 turns the clipping off
             target=self.config.value_target,
             sigma=self.config.sigma,
             normalizer=count,
@@ -155,7 +155,7 @@ class Objective:
 
     @torch.no_grad()
     def advantages(self, batch: Batch, outputs: ModelOutputs) -> Experience:
-        """Return what an update learns from: these outputs, as they are now, and advantages and returns of the steps.
+        """Return what an update learns from: these outputs without gradient, and advantages and returns of the steps.
 
         `outputs` are those of the policy that sampled and of the critic before the update. They become the π_old and
         V_old that the losses compare with. A user's `estimate` gets them, too, if it can take a fourth argument.
