@@ -309,7 +309,7 @@ def save_models(
 ) -> None:
     """Save policy and critic as adapter folders (or full models) with the tokenizer, as the other commands take them.
 
-    They have the weights of after `update` updates. Each folder replaces an older one when it is complete.
+    `update` is the update after which they have these weights. Each folder replaces an older one when it is complete.
     """
     for role in ("policy", "critic"):
         model = getattr(models, role).model
