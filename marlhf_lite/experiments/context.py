@@ -90,12 +90,11 @@ class RunContext(Generic[Options]):
     run: RunFolder
     task: Task
     tokenizer: object
-    load: Callable[
-        [], PreTrainedModel
-    ]  # loads the base model at the first call, and returns it at every call
+    # Loads the base model at the first call, and returns it at every call.
+    load: Callable[[], PreTrainedModel]
     inputs: Inputs = field(default_factory=Inputs)
     reward: FunctionReward | EnvironmentReward | None = None  # None: the reward model
-    # Of each of the command's `methods`.
+    # The termination rule of each of the command's `methods`, by the name of the method.
     rules: Mapping[str, TerminationRule] = field(default_factory=dict)
     resume: bool = False  # whether to continue stages that have begun
     sampler: Sampler = generate  # of responses in training
@@ -122,6 +121,7 @@ class RunContext(Generic[Options]):
     def held_out(self, count: int, batch_size: int = 128) -> HeldOutPrompts:
         """Return at most `count` different held-out prompts, and how policies answer them."""
         prompts = prompts_of(self.task.held_out(count))
+        # By `generate_seeded` a response is the same in any batch; other samplers draw in their own way.
         sampler = generate_seeded if self.sampler is generate else self.sampler
         return HeldOutPrompts(
             prompts, self.tokenizer, self.sampling, self.options.seed, batch_size, sampler
@@ -158,7 +158,7 @@ def open_context(
     join_processes()
     # All processes take the main one's folder: its default name contains the time, and clocks differ.
     path = Path(broadcast_object_list([options.output_dir])[0])
-    # An evaluation in a folder that has one continues it: what is answered already is used again.
+    # If an evaluation finds a run in its folder, it continues that run: stored answers are used again.
     reopens = bool(options.resume) or (options.is_evaluation and is_run(path))
     plan = PlannedRun(options, path, inputs or Inputs(), lock, reopens)
 
@@ -174,6 +174,7 @@ def open_context(
         with problems.collect():
             step(plan)
     problems.stop_if_any_problem()
+    # The sampler's trial, if the command has PPO runs. It needs all parts, so it comes after the other checks.
     if plan.options.methods:
         raise_on_all_ranks(
             try_out,
@@ -193,8 +194,8 @@ def open_context(
 class PlannedRun:
     """A run before it begins: what was asked for, and the parts of it that have been made so far.
 
-    A part that could not be made stays unset. A step that reads it is left out (`PartIsMissing`), since the problem of
-    that part is known already.
+    A part that could not be made stays unset. If a step reads it, `PartIsMissing` ends that step without an error of
+    its own, since the problem of the part is known already.
     """
 
     options: StageCommand
@@ -206,10 +207,10 @@ class PlannedRun:
     rules: dict[str, TerminationRule] = field(init=False)
     tokenizer: PreTrainedTokenizerBase = field(init=False)
     sampler: Sampler = field(init=False)
-    own_run: RunFolder | None = field(init=False)  # the one that is reopened
-    earlier_runs: list[RunFolder] = field(init=False)  # those that its models come from
-    date: str = field(init=False)
-    columns: list[RowColumns] = field(init=False)  # which custom code takes of each row
+    own_run: RunFolder | None = field(init=False)  # the run itself, if it is reopened
+    earlier_runs: list[RunFolder] = field(init=False)  # the runs that its models come from
+    date: str = field(init=False)  # that chat templates see as today
+    columns: list[RowColumns] = field(init=False)  # that custom code takes of each row
     task: Task = field(init=False)
     notes_on_data: list[str] = field(init=False)
     notes_on_reward: list[str] = field(init=False)
@@ -220,7 +221,7 @@ class PlannedRun:
     notes_on_changes: list[str] = field(init=False)
 
     def __getattr__(self, name: str):
-        # Python calls this for what is not set
+        # Python calls this only if the attribute is not set.
         if name in self.__dataclass_fields__:
             raise PartIsMissing(name)
         raise AttributeError(name)
@@ -253,14 +254,19 @@ def open_earlier_runs(plan: PlannedRun) -> None:
 
 
 def choose_date(plan: PlannedRun) -> None:
-    """Take the date of the run, or of the earlier ones; all processes take the main one's."""
+    """Choose the date that chat templates see as today.
+
+    That is the date of the run if it is reopened, else of the first earlier run, else today. All processes take the
+    date of the main process, because clocks differ.
+    """
     runs = [plan.own_run] if plan.own_run else plan.earlier_runs
     plan.date = broadcast_object_list([date_of(runs)])[0]
 
 
 def find_columns(plan: PlannedRun) -> None:
     """Ask custom code which columns of a row it takes."""
-    plan.columns = []  # the rows can be read without them, and have problems of their own
+    # If the next line raises, the columns are these: the rows are read without any, and their own problems are found.
+    plan.columns = []
     plan.columns = asked_columns(plan.options, plan.sampler)
 
 
@@ -269,7 +275,7 @@ def check_all_tokenizers(plan: PlannedRun) -> None:
 
 
 def read_data(plan: PlannedRun) -> None:
-    """Read the data, and fit them to the lengths."""
+    """Read the data; drop prompts that are too long, and pairs that `--max_response_length` makes equal."""
     task, notes_on_rows = read_task(
         plan.options, plan.tokenizer, plan.earlier_runs, plan.columns, plan.date
     )
@@ -282,7 +288,9 @@ def read_data(plan: PlannedRun) -> None:
     )
     plan.task = task
     plan.notes_on_data = [*notes_on_rows, *notes_on_lengths]
-    if not task.chats:  # later commands write rows in the same way
+    # The run stores this option, and commands that take its models inherit it. So the template writes none of their
+    # prompts either, even if their rows are messages.
+    if not task.chats:
         plan.options = replace(plan.options, chat_template="none")
 
 
@@ -290,6 +298,7 @@ def make_reward(plan: PlannedRun) -> None:
     """Make the reward that `--reward` names; None for a reward model, or without a reward."""
     name = reward_of(plan.options)
     environment = environment_of(plan.options)
+    # In an evaluation the name is empty: it takes the rewards of its environment without being asked.
     if environment and name in ("", "environment"):
         plan.reward = EnvironmentReward(environment)
         return
@@ -349,47 +358,59 @@ def check_folder(plan: PlannedRun) -> None:
         check_writable(option, path)
     else:
         check_output_dir(path)
+    # Locking makes a folder that is missing, so a new run is locked only after all checks (`_begin`).
     if plan.lock and is_run(path):
         _lock_in_main_process(plan.lock, path)
 
 
 def check_updates(plan: PlannedRun) -> None:
-    """Raise `InputError` for batches of PPO that cannot be divided, and if there are no prompts."""
+    """Raise `InputError` if the updates of a PPO run cannot be counted: see `count_updates`.
+
+    That is so if the batch cannot be divided, or if there are no prompts.
+    """
     for method in plan.options.methods.values():
         count_updates(method, len(plan.task.splits["ppo"]), PartialState())
 
 
 def check_keep_best(plan: PlannedRun) -> None:
-    """Raise `InputError` if the tests while training find no number of the name that `--keep_best` gives."""
-    if not isinstance(plan.options, KeepBestConfig):
+    """Raise `InputError` if `--keep_best` names a number that the tests on held-out prompts do not give."""
+    if not isinstance(plan.options, KeepBestConfig):  # a command without this option
         return
-    number = plan.options.keep_best
-    known = numbers_of_tests(has_gold=bool(plan.task.gold))
-    if number and number not in known:
-        fix = f"{did_you_mean(number, known)}choose from {', '.join(known)}"
-        raise InputError(f"--keep_best {number}: the tests have no such number: {fix}")
+    asked_name = plan.options.keep_best
+    known_names = numbers_of_tests(has_gold=bool(plan.task.gold))
+    if asked_name and asked_name not in known_names:
+        fix = f"{did_you_mean(asked_name, known_names)}choose from {', '.join(known_names)}"
+        raise InputError(f"--keep_best {asked_name}: the tests have no such number: {fix}")
 
 
 def check_resumed_updates(plan: PlannedRun) -> None:
-    """Raise `InputError` if stages cannot continue from their checkpoints as `--at` and `--updates` say."""
+    """Raise `InputError` if stages cannot continue from their checkpoints as `--at` and `--updates` say.
+
+    `--at` needs `--resume`, and a checkpoint of that update in each stage that trains a policy. A stage whose
+    checkpoint is beyond `--updates` cannot continue.
+    """
     options = plan.options
     at = getattr(options, "at", None)  # SFT and the reward model have no such option
     if not plan.reopens:
         if at is not None:
             raise InputError(f"--at {at}: no run to go back in: name it by --resume")
         return
-    total_updates: dict[str, int | None] = {}  # of each stage, by its folder; None: not known
+    # 1. How many updates each stage will have in all, by the name of its folder; None: this is not known here.
+    total_updates: dict[str, int | None] = {}
     for name, method in options.methods.items():
         prompts = len(plan.task.splits["ppo"])
         total_updates[stage_folder(name)] = count_updates(method, prompts, PartialState())
     for stage in options.stages:
-        if stage in ("rloo", "grpo"):  # TRL turns passes over the prompts into updates
+        if stage in ("rloo", "grpo"):
+            # With --prompt_epochs TRL computes the number of updates itself.
             total_updates[stage] = None if options.prompt_epochs else options.updates
-        elif stage == "dpo":  # its epochs cannot be changed
+        elif stage == "dpo":  # a resumed run cannot change its epochs, so there is nothing to check
             total_updates[stage] = None
+
+    # 2. The checkpoint from which each stage continues; `update_to_resume` raises if there is a problem.
     for folder, total in total_updates.items():
         checkpoints = plan.path / folder / "checkpoints"
-        # Without a checkpoint a stage begins again, which only `--at` forbids.
+        # A stage without a checkpoint begins again. That is a problem only if `--at` asks for a checkpoint.
         if at is not None or updates_with_checkpoint(checkpoints):
             update_to_resume(checkpoints, at, total_updates=total)
 
@@ -427,7 +448,11 @@ STEPS_WITHOUT_THE_MODEL = [
 
 
 def load_base_model(plan: PlannedRun) -> None:
-    """Load the base model, which all stages share; an evaluation that is opened again may not need it."""
+    """Load the base model, which all stages share.
+
+    An evaluation that is opened again may have all answers already, so it loads the model at its first use. Then
+    `plan.base` stays unset, and the checks that read it are left out.
+    """
     options = plan.options
     plan.load_base = functools.cache(lambda: load_base(options))
     if options.stages or not plan.reopens:
@@ -435,7 +460,11 @@ def load_base_model(plan: PlannedRun) -> None:
 
 
 def make_manifest(plan: PlannedRun) -> None:
-    """Make the run's manifest, compared with its earlier one and with those of earlier runs, and notes on it."""
+    """Make the run's manifest: what the command reads, by its content; and notes on what has changed.
+
+    Raises `InputError` for changes since this run, or an earlier run that made one of its models, read the same, unless
+    they are accepted.
+    """
     options = plan.options
     contents = contents_of(options, plan.inputs, plan.tokenizer.chat_template, plan.task)
 
@@ -447,7 +476,8 @@ def make_manifest(plan: PlannedRun) -> None:
         changed_in_own_run = check_contents(plan.own_run, contents, accepts)
 
     # 2. Differences to the runs that the models come from. A training run that is opened again has compared these when
-    # it began, and its own manifest has what was accepted.
+    # it began, and its own manifest has what was accepted. An evaluation compares them each time, since it has accepted
+    # whatever differs from its own manifest.
     changed_since_earlier_runs = []
     if not plan.own_run or options.is_evaluation:
         for run in plan.earlier_runs:
@@ -473,7 +503,7 @@ def check_base_model(plan: PlannedRun) -> None:
     options = plan.options
     sft = plan.inputs.sft
     check_base(options, plan.inputs, plan.base)
-    # TRL trains these stages, and not every kind of adapter.
+    # TRL trains these stages, and it cannot train every kind of adapter.
     is_trained_by_trl = bool({"sft", "dpo", "rloo", "grpo"} & set(options.stages))
     if is_trained_by_trl and options.finetune == "lora":
         if sft:
@@ -498,7 +528,7 @@ STEPS_WITH_THE_MODEL = [
 def _begin(plan: PlannedRun) -> RunContext:
     """Make or open the run's folder, and print what it reads."""
     options = plan.options
-    if plan.lock:
+    if plan.lock:  # a run that is reopened is locked already: then this does nothing
         _lock_in_main_process(plan.lock, plan.path)
     folder = open_run(plan.path, asdict(options), resume=plan.reopens, manifest=plan.manifest)
     if PartialState().is_main_process:
@@ -540,9 +570,10 @@ def _lock_in_main_process(lock: RunLock, path: Path) -> None:
 def _answers_that_stages_read(options: StageCommand, inputs: Inputs) -> dict[str, tuple[str, ...]]:
     """Return the columns of answers that the command's own stages read, by part of the data."""
     columns = {}
-    if "sft" in options.stages and not inputs.sft:  # --sft gives a model that is trained already
+    # With --sft or --rm that model is trained already, and its stage reads nothing.
+    if "sft" in options.stages and not inputs.sft:
         columns["sft"] = ("chosen",)
-    # A whole run trains a reward model if there are pairs, also if its reward is another one: it judges the answers.
+    # Even if its reward is another one, a whole run trains a reward model if there are pairs: it judges the answers.
     trains_judge = options.is_whole_run and options.judges_with_rm and not inputs.rm
     if trains_judge or _needs_pairs(options, inputs):
         columns["rm"] = ("chosen", "rejected")
@@ -562,7 +593,7 @@ def _counts(task: Task) -> dict[str, int]:
 
 def _print_start(options: StageCommand, inputs: Inputs, task: Task) -> None:
     """Print the model and data that an earlier run decided, and how the rows were read."""
-    # The first option that names a model decides model and data, so they are shown as those of its run.
+    # Model and data options are taken over from the runs of these models. The line names the first of them.
     options_with_models = [name for name in ("sft", "rm", "policies") if getattr(inputs, name)]
     if options_with_models:
         model_and_data = f"--model {options.model}; data: --dataset {task.name}"
@@ -583,7 +614,8 @@ def _notes_on_options(
     reward: FunctionReward | EnvironmentReward | None,
 ) -> Iterator[str]:
     """Yield notes on valid options that may differ from what the user meant."""
-    # An embedded model was trained on one data set. Of other models nothing is known, and no note is made.
+    # An embedded model was trained on one data set. Of any other model nothing is known: it is taken to be trained on
+    # the data of this run, so that no note is made.
     trained_on = EMBEDDED_MODELS.get(options.model, options.dataset)
     if trained_on != options.dataset:
         yield f"{options.model} was trained on {trained_on} only: on other data, scores mean little"
@@ -592,7 +624,7 @@ def _notes_on_options(
         if unfinished:
             yield unfinished
     for folder in inputs.folders:
-        if run_of(folder):  # the manifest of its run has compared the base already
+        if run_of(folder):  # its base was compared already, by the manifest of that run
             continue
         base = other_base(folder, options.model)
         if base:
@@ -617,7 +649,7 @@ def open_run(
     if state.is_main_process and resume:
         _update_run(RunFolder.open(path), config, manifest or {})
     elif state.is_main_process:
-        # What a command does once does not belong to the options that a resumed run takes over.
+        # These options are of this one command: a run that is resumed later must not take them over.
         options_to_keep = config | {"resume": "", "accept_changed": False}
         if "at" in options_to_keep:
             options_to_keep["at"] = None

@@ -73,7 +73,7 @@ from marlhf_lite.utils.seals import atomic_folder, has_checkpoint, seal
 from marlhf_lite.utils.user_code import is_user_code
 
 Reward = Callable[[Rollout], Tensor]
-Make = Callable[[RunContext, PeftModel, RunLogger], Trainer]
+MakeTrainer = Callable[[RunContext, PeftModel, RunLogger], Trainer]
 Translate = Callable[[dict, commands.PolicyCommand], dict]
 
 
@@ -96,6 +96,7 @@ def run_command(context: RunContext) -> None:
     elif stages == ("ppo",):
         print_main(f"policy: {ppo_stage(context, sft, rm)}")
     elif stages == ("dpo",):
+        # DPO learns from pairs. A reward is of use to its tests on held-out prompts only.
         reward = make_reward(context, rm) if rm else None
         print_main(f"policy: {dpo_stage(context, sft, reward)}")
     else:
@@ -137,16 +138,17 @@ def run_all(context: RunContext[commands.RunCommand]) -> None:
 
 @contextmanager
 def _stage(context: RunContext, folder: Path) -> Iterator[dict[str, object]]:
-    """A block that trains a model into the folder, and gives its JSON records: `records["log.json"] = rows`.
+    """Give a block that trains a model into `folder` an empty dict for its records, as `records["log.json"] = rows`.
 
-    They are written when the block ends, so the last of them marks a stage that is done.
+    After the block each record is written to the folder as a JSON file, in the order in which the block has set them.
+    So if the last of these files exists, the stage is done (`_is_done`).
     """
     set_seed(context.options.seed)  # the stage does not depend on what ran before it
     records: dict[str, object] = {}
     yield records
     if PartialState().is_main_process:
         apply_umask(folder)
-        seal(folder)
+        seal(folder)  # not the records, which are no part of the model
         for file, content in records.items():
             write_json(folder / file, content)
     PartialState().wait_for_everyone()  # the next stage reads these files
@@ -173,6 +175,7 @@ def sft_stage(context: RunContext[commands.SFTCommand]) -> Path:
     with _stage(context, folder) as records:
         model = _with_checkpointing(new_policy(context.base, options), options)
         if len(rows) and options.sft_epochs:
+            # A command's options are of each of the three kinds that this takes (`config.commands`).
             records["log.json"] = train_sft(
                 model,
                 context.tokenizer,
@@ -203,6 +206,7 @@ def rm_stage(context: RunContext[commands.RMCommand], sft: Path) -> Path:
         return folder
     with _stage(context, folder) as records:
         model = _with_checkpointing(new_reward_model(context.base, sft, options.seed), options)
+        # A command's options are of each of the three kinds that this takes (`config.commands`).
         records["log.json"] = train_reward_model(
             model,
             context.tokenizer,
@@ -215,7 +219,7 @@ def rm_stage(context: RunContext[commands.RMCommand], sft: Path) -> Path:
             resume=context.resume,
         )
         pairs = different_pairs(context.task.held_out(500), context.tokenizer, context.limit)
-        with gathered_outside_layers(model):
+        with gathered_outside_layers(model):  # FSDP2 may have split the model over processes
             reward = ModelReward(ScalarHeadModel(model))
             accuracy = pair_accuracy(reward, context.tokenizer, pairs, context.limit)
         ranked = f"{accuracy:.1%} of {len(pairs)} held-out pairs"
@@ -241,6 +245,7 @@ def ppo_stage(
     """Train policy and critic by one of the command's `methods`; return the policy's folder.
 
     An interrupted stage leaves complete records. If it ends after a step, as by one Ctrl-C, it also saves the models.
+    The stage then ends by an exception (`graceful_stop`), so that it is not marked as done.
     """
     options = context.options.methods[name]
     folder = stage_folder(name)
@@ -267,6 +272,7 @@ def ppo_stage(
         config=options,
         run=run,
         gold=context.task.gold,
+        # An option of 0 gives no number: then it is the default of `held_out_evaluation`.
         held_out=held_out_evaluation(context, reward, options.generation_batch_size or 128),
         name=name,
         accelerator=make_accelerator(options.report_to, run.path, name, asdict(options)),
@@ -275,10 +281,10 @@ def ppo_stage(
     try:
         with graceful_stop() as asked_to_stop:
             trainer.train(resumes, asked_to_stop, at=options.at)
-            if trainer.history:
+            if trainer.history:  # at least one update was made
                 trainer.save(run.path)
     finally:
-        # `end_training` would also end the process group.
+        # Not by accelerate's `end_training`, which would also end the process group.
         for tracker in trainer.accelerator.trackers:
             tracker.finish()
     write_model_card(run.path / "policy", name, asdict(options))
@@ -289,11 +295,11 @@ def ppo_stage(
 def _trained_already(
     context: RunContext, name: str, options: commands.PolicyCommand
 ) -> Path | None:
-    """Return the policy of a stage that is complete in a resumed run, with or without checkpoints; None if not."""
-    # `--at` trains again what came after that update.
+    """Return the policy's folder if a resumed run has completed this stage, with or without checkpoints; else None."""
+    # `--at` goes back: what came after that update is trained again.
     if not context.resume or options.at is not None:
         return None
-    # The last file that a stage writes. If the options ask for another length now, it must train on.
+    # The mark is the last file that a stage writes. If the options now ask for another length, it must train on.
     mark = context.path / name / DONE
     policy = context.path / name / "policy"
     is_whole = mark.is_file() and policy.is_dir()
@@ -312,7 +318,7 @@ def _mark_done(folder: Path, options: commands.PolicyCommand) -> Path:
 
 
 def _length_of_stage(options: commands.PolicyCommand) -> dict[str, float | None]:
-    """Return the options that make a stage longer; None for those that it does not have, as DPO."""
+    """Return the two options that say how long a stage is; None for one that it does not have. DPO has neither."""
     return {
         "updates": getattr(options, "updates", None),
         "prompt_epochs": getattr(options, "prompt_epochs", None),
@@ -324,18 +330,19 @@ def _open_stage(
 ) -> tuple[RunFolder, bool]:
     """Return the run folder of the stage `name`, and whether the stage resumes from a checkpoint.
 
-    Without a checkpoint it starts from its beginning. Its manifest has the models `sft` and `rm` that it starts from,
-    which the same run may have trained.
+    Without a checkpoint the stage starts from its beginning. Its manifest has the models `sft` and `rm` that it starts
+    from, which the same run may have trained.
     """
     set_seed(context.options.seed)  # the stage does not depend on what ran before it
     place = context.path / name
     resumes = context.resume and has_checkpoint(place)
-    PartialState().wait_for_everyone()  # all have looked
+    PartialState().wait_for_everyone()  # until all have looked for a checkpoint nothing is moved
     if PartialState().is_main_process:
         if context.resume and not resumes:
             _put_away_what_is_left(place, context.path / "stopped")
         else:
-            (place / DONE).unlink(missing_ok=True)  # a stage that was done is to be longer
+            # A stage that was done gets here if it is to be longer, or to go back (`--at`): it is not done now.
+            (place / DONE).unlink(missing_ok=True)
     # The stage's own manifest: what the command reads, and the models that it starts from. A stage that is resumed
     # compares it with what it had read before.
     contents = context.manifest["contents"] | input_contents(sft, rm)
@@ -347,13 +354,16 @@ def _open_stage(
 
 
 def _put_away_what_is_left(place: Path, stopped: Path) -> None:
-    """Put away what a stage without a checkpoint has left; if it has recorded something, into the folder `stopped`."""
+    """Delete the folder `place`, which a stage without a checkpoint has left.
+
+    If the stage has recorded updates there, move it into the folder `stopped` instead.
+    """
     if not place.exists():
         return
     if not (place / METRICS).is_file():
         shutil.rmtree(place)
         return
-    # A folder deeper than the stages, so that no command takes it for a result.
+    # In `stopped` it is one folder deeper than the stages, so that no command takes it for a result.
     stopped.mkdir(exist_ok=True)
     number = 1
     while (stopped / f"{place.name}-{number}").exists():
@@ -371,7 +381,8 @@ def make_reward(
     if context.reward is not None:
         return context.reward
     model = model or ScalarHeadModel(load_score_model(context.base, rm))
-    # DPO has no such option, since its reward scores held-out answers only; and 0 asks for as many rows as fit.
+    # How many responses are scored at a time: 16, the default of --micro_batch_size, if that is 0 (as many as fit), or
+    # if the command has no such option, as DPO, whose reward scores held-out answers only.
     rows = getattr(context.options, "micro_batch_size", 0) or 16
     return ModelReward(model, rows, reader_of(rm, context.tokenizer, context.task))
 
@@ -392,15 +403,18 @@ def held_out_evaluation(
 def dpo_stage(
     context: RunContext[commands.DPOCommand], sft: Path, reward: Reward | None = None
 ) -> Path:
-    """Train on the reward model's pairs. `reward` scores held-out tests only."""
+    """Train by DPO on the reward model's pairs; return the policy's folder. `reward` scores held-out answers only."""
     from marlhf_lite.extras.baselines.dpo import dpo_row, dpo_trainer
 
-    def make(context: RunContext, model: PeftModel, logger: RunLogger) -> Trainer:
+    # If memory ends, both functions are called again, with a context whose options have fewer rows per pass.
+    def make_trainer(context: RunContext, model: PeftModel, logger: RunLogger) -> Trainer:
         pairs = context.task.splits["rm"]
         return dpo_trainer(model, context.tokenizer, pairs, context.options, logger.run.path)
 
     def train(context: RunContext) -> Path:
-        return _train_baseline(context, sft=sft, reward=reward, make=make, translate=dpo_row)
+        return _train_baseline(
+            context, sft=sft, reward=reward, make_trainer=make_trainer, translate=dpo_row
+        )
 
     return _within_memory(
         context, train, "per_device_train_batch_size", context.options.dpo_batch_size
@@ -408,21 +422,25 @@ def dpo_stage(
 
 
 def group_stage(context: RunContext, sft: Path, reward: Reward) -> Path:
-    """Train by RLOO or GRPO on PPO's prompts; `reward` scores a rollout, as for `PPOTrainer`.
+    """Train by RLOO or GRPO on PPO's prompts; return the policy's folder.
 
+    `reward` scores a rollout, as for `PPOTrainer`.
     RLOO: REINFORCE with a leave-one-out baseline, and PPO's KL penalty: k1, in the reward. GRPO: advantages divided by
     the group's deviation, and the KL penalty as k3 in the loss.
     """
     from marlhf_lite.extras.baselines.rloo_grpo import SampledReward, group_row, group_trainer
 
-    def make(context: RunContext, model: PeftModel, logger: RunLogger) -> Trainer:
+    # If memory ends, both functions are called again, with a context whose options have fewer rows per pass.
+    def make_trainer(context: RunContext, model: PeftModel, logger: RunLogger) -> Trainer:
         options = context.options
         prompts = prompts_of(context.task.splits["ppo"])
         scored = SampledReward(reward, model, context.tokenizer, options, context.task.gold, logger)
         return group_trainer(model, context.tokenizer, prompts, scored, options, logger.run.path)
 
     def train(context: RunContext) -> Path:
-        return _train_baseline(context, sft=sft, reward=reward, make=make, translate=group_row)
+        return _train_baseline(
+            context, sft=sft, reward=reward, make_trainer=make_trainer, translate=group_row
+        )
 
     return _within_memory(context, train, "micro_batch_size", context.options.batch_size)
 
@@ -432,12 +450,13 @@ def _within_memory(
 ) -> Path:
     """Return `train(context)`; if memory ends, it resumes from its last checkpoint with half the rows per pass.
 
-    `option` names the option with the rows per pass, and `rows_per_step` are those of an optimizer step.
+    `option` names the option with the rows per pass, and `rows_per_step` is the number of rows in an optimizer step.
     """
 
     def attempt(options: commands.PolicyCommand) -> Path:
-        is_second_attempt = getattr(options, option) != getattr(context.options, option)
-        resume = context.resume or is_second_attempt
+        # The first attempt has the options as they are; each later one has fewer rows per pass.
+        is_later_attempt = getattr(options, option) != getattr(context.options, option)
+        resume = context.resume or is_later_attempt
         return train(replace(context, options=options, resume=resume))
 
     return with_fewer_rows(attempt, context.options, option, rows_per_step)
@@ -448,18 +467,18 @@ def _train_baseline(
     *,
     sft: Path,
     reward: Reward | None,
-    make: Make,
+    make_trainer: MakeTrainer,
     translate: Translate,
 ) -> Path:
     """Train by a trainer of TRL, from the checkpoint if there is one, and save the policy; return its folder.
 
     Args:
         reward: scores held-out answers; None without a reward model.
-        make: makes TRL's trainer of a context, the policy to train, and the logger that records its updates.
-        translate: makes a row of metrics, under PPO's names, of a row of TRL's log and the options.
+        make_trainer: makes TRL's trainer from a context, the policy to train, and the logger that records its updates.
+        translate: makes a row of metrics, under PPO's names, from a row of TRL's log and the options.
     """
     options = context.options
-    (name,) = options.stages
+    (name,) = options.stages  # dpo, rloo or grpo
     trained = _trained_already(context, name, options)
     if trained:
         return trained
@@ -472,12 +491,12 @@ def _train_baseline(
     policy = _with_checkpointing(load_policy(context.base, sft), options)
     without_dropout(policy)
     logger = RunLogger(run, name.upper())
-    trainer = make(context, policy, logger)
+    trainer = make_trainer(context, policy, logger)
     check_checkpoint(trainer, checkpoint)
     if PartialState().is_main_process:
         _rewind_to(checkpoint, run)
     PartialState().wait_for_everyone()
-    logger.history = run.metrics()
+    logger.history = run.metrics()  # the updates before the checkpoint
     held_out = _held_out_of_baseline(context, trainer, sft, reward)
 
     # 3. Train and save.
@@ -500,9 +519,12 @@ def _train_baseline(
 
 
 def _rewind_to(checkpoint: Path | None, run: RunFolder) -> None:
-    """Delete checkpoints that are newer than this one, and cut the records back to it; None is the start."""
+    """Delete the checkpoints that are newer than this one, and cut the logs of the run back to it.
+
+    If it is None, the stage starts from its beginning: all checkpoints are deleted, and the logs become empty.
+    """
     step = 0
-    positions = dict.fromkeys(run.position(), 0)
+    positions = dict.fromkeys(run.position(), 0)  # how many bytes of each log stay
     if checkpoint:
         step = step_of(checkpoint)
         positions |= read_json(checkpoint / LOG_POSITIONS)
@@ -540,15 +562,17 @@ def evaluate(
     rm: Path | None,
     trained: bool = False,
 ) -> None:
-    """Answer the held-out prompts with SFT and all policies, score, print and write tables and figures.
+    """Answer the held-out prompts with the SFT model and all policies, score the answers, print and write the results.
 
-    `trained`, if this run has trained the policies, adds learning curves and some example answers. The run stores
-    answers and uses them again.
+    If this run has trained the policies (`trained`), learning curves and some example answers are added. The run stores
+    its answers, and an evaluation that is opened again uses them.
     """
     if not PartialState().is_main_process:  # the others have nothing to do
         return
     options = context.options
-    set_seed(options.seed)  # for rewards and environments that draw: answers have their own seeds
+    set_seed(
+        options.seed
+    )  # for rewards and environments that draw random numbers: answers have seeds of their own
     scorers = Scorers(
         lambda path: PolicyModel(load_policy(context.base, path, trainable=False)),
         sft,
@@ -571,9 +595,9 @@ def evaluate(
         rows = rows[rows["method"] != "SFT"]
 
     histories = {}
-    examples = 0
+    examples = 0  # the number of prompts whose answers are printed
     if trained:
-        examples = 3 if options.shows_sft else 1
+        examples = 3 if options.shows_sft else 1  # one in the first act of the demo
         for name, policy in policies.items():
             histories[name] = RunFolder.open(policy.parent).metrics()
     figures = context.path / "figures"
@@ -622,6 +646,6 @@ def _name_of_model(context: RunContext) -> str:
 
 
 def _hashes_of_contents(context: RunContext, *names: str) -> list[str]:
-    """Return the first digits of the hashes of these contents; of those that the run reads."""
+    """Return the first digits of the hash of each of these contents that the run reads."""
     contents = context.manifest["contents"]
     return [contents[name]["hash"][:12] for name in names if name in contents]
