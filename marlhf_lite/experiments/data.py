@@ -73,7 +73,7 @@ def read_task(
     chat = chat_writer(tokenizer, options.chat_template, date)
     source = {name: getattr(options, name) for name in OPTIONS_OF_ROWS}
     task = load_task(options.dataset, **source, chat=chat, row_columns=row_columns, found=found)
-    # Before rows move between parts, so that the manifests of all stages have the same digest of the same file.
+    # The digests are taken before rows move between parts, so that all stages store the same ones of the same file.
     task = replace(task, digests=rows_digests(task))
     if task.chats:
         expect_chats(tokenizer)
@@ -103,7 +103,7 @@ def _part_that_takes_all_rows(
     Any other stage has one if it comes after runs that have read other data.
     """
     if options.own_part == "sft":
-        columns = {*task.splits["test"].column_names} - {ROW}
+        columns = {*task.splits["test"].column_names} - {ROW}  # ROW is what custom code takes
         return "sft" if columns == {"prompt", "chosen"} else ""
     if not runs:
         return ""
@@ -113,21 +113,23 @@ def _part_that_takes_all_rows(
 
 
 def for_one_stage(task: Task, part: str) -> Task:
-    """Return the task with the rows of all training parts in this one; for `test` all rows are held out.
+    """Return the task with all training rows in the part `part`; the other training parts are then empty.
 
-    The task stays unchanged if rows lack the column that the part needs.
+    If `part` is a training part, the held-out rows stay as they are. If it is `test`, all rows are held out. The task
+    is returned unchanged if its rows lack the column from which the stage of this part learns.
     """
     needed_column = {"sft": "chosen", "rm": "rejected"}.get(part, "prompt")
     parts_to_join = TRAIN_PARTS
-    if part not in TRAIN_PARTS:
+    if part not in TRAIN_PARTS:  # it is `test`
         parts_to_join = ("test", *TRAIN_PARTS)
-    with_rows = [task.splits[name] for name in parts_to_join if len(task.splits[name])]
-    if any(needed_column not in rows.column_names for rows in with_rows):
+    # A part without rows may lack the columns that the others have.
+    parts_with_rows = [task.splits[name] for name in parts_to_join if len(task.splits[name])]
+    if any(needed_column not in rows.column_names for rows in parts_with_rows):
         return task
     splits = dict(task.splits)
-    for name in parts_to_join:
+    for name in parts_to_join:  # empty all of them, then put their rows into one
         splits[name] = task.splits[name].select([])
-    splits[part] = datasets.concatenate_datasets(with_rows)
+    splits[part] = datasets.concatenate_datasets(parts_with_rows)
     counts = task.counts | {name: len(rows) for name, rows in splits.items()}
     return replace(task, splits=datasets.DatasetDict(splits), counts=counts)
 
@@ -154,9 +156,10 @@ def describe_rows(task: Task) -> tuple[str, str]:
 
 
 def describe_files(task: Task) -> list[str]:
-    """Return a line for each file of the task that says what was read of it, and one on the files left out, if any.
+    """Return lines about the files of the task: one for each file, with what was read of it.
 
-    Of more than `MOST_FILES` files the rest is a line with the sum of all.
+    If there are more than `MOST_FILES` files, the first ones have a line each, and one more line has the sum over all
+    files. If files were left out, the last line names them.
     """
     lines = [str(file) for file in task.files]
     if len(lines) > MOST_FILES:
@@ -179,9 +182,10 @@ def check_texts(
 ) -> None:
     """Raise `InputError` if the base has too few positions or embeddings for the texts of the task.
 
-    All texts are tokenised for this only if the limits of the options, or the size of the vocabulary, leave it open.
+    To tokenise all texts takes long. It is left out if even the longest text that the options allow fits, and if the
+    base has an embedding for each token that the tokenizer knows.
     """
-    positions = position_limit(base)  # None: as many as one likes
+    positions = position_limit(base)  # None: the base has no limit
     response_tokens = longest_response(sampler, tokenizer, options.max_response_length)
     longest_allowed = options.max_prompt_length + response_tokens
     may_be_too_long = positions is not None and longest_allowed > positions
@@ -211,11 +215,12 @@ def fit_lengths(
 ) -> tuple[Task, list[str]]:
     """Drop and count prompts that are too long, and pairs that `--max_response_length` makes equal.
 
-    Returns the task that is left, and notes: how many answers are cut, and whether no pair is left.
+    Returns the task with the rows that are left, and notes: how many answers are cut, and that no pair is left if that
+    is so.
 
     Args:
         columns_of_answers: the columns that the command's stages read, by part of the data: only these are looked at.
-        needs_pairs: whether a stage can learn from nothing but pairs. If no pair is left, it raises `InputError`.
+        needs_pairs: whether a stage can learn from nothing but pairs. Then `InputError` is raised if no pair is left.
     """
     # 1. Prompts.
     kept = {}
@@ -225,7 +230,8 @@ def fit_lengths(
         long_prompts += dropped
     counts = {"long_prompts": long_prompts}
 
-    # 2. Answers: their lengths before they are cut, and pairs that differ only after the cut.
+    # 2. Answers: their lengths before they are cut, and the pairs that still differ when both answers are cut. Here
+    # nothing is cut: stages cut answers when they read them.
     limit = options.max_response_length
     lengths: list[int] = []
     notes = []
@@ -235,7 +241,7 @@ def fit_lengths(
             if column in kept[part].column_names:
                 answers[column] = token_ids(tokenizer, kept[part], column)
                 lengths += map(len, answers[column])
-        if "rejected" not in answers or not len(kept[part]):
+        if "rejected" not in answers or not len(kept[part]):  # there are no pairs
             continue
         different = _rows_that_differ(answers["chosen"], answers["rejected"], limit)
         counts["equal_after_cut"] = len(kept[part]) - len(different)
@@ -262,7 +268,10 @@ def token_ids(tokenizer, rows: datasets.Dataset, column: str) -> list[list[int]]
 
 
 def different_pairs(rows: datasets.Dataset, tokenizer, limit: int) -> datasets.Dataset:
-    """Return the pairs that differ in their first `limit` tokens; all pairs if none do."""
+    """Return the pairs that differ in their first `limit` tokens.
+
+    If none do, return all pairs: nothing can be measured on no pairs.
+    """
     chosen = token_ids(tokenizer, rows, "chosen")
     rejected = token_ids(tokenizer, rows, "rejected")
     different = _rows_that_differ(chosen, rejected, limit)
@@ -281,7 +290,7 @@ def _rows_that_differ(
 
 
 def _notes_on_lengths(lengths: Sequence[int], limit: int) -> Iterator[str]:
-    """Yield a note if answers of these lengths are cut, with a longer limit if more than a few are."""
+    """Yield a note if `limit` cuts answers of these lengths; it offers a longer limit if more than a few are cut."""
     cut = sum(length > limit for length in lengths)
     if not cut:
         return
@@ -325,11 +334,11 @@ def _notes(task: Task, tokenizer, model: str) -> Iterator[str]:
     for column in ANSWER_COLUMNS:
         answers += _column(task, column)
     texts = [*prompts, *answers]
-    for_nothing = [text for text in texts if text.strip() in WORDS_FOR_NOTHING]
-    if for_nothing:
-        first = repr(for_nothing[0].strip())
+    missing_texts = [text for text in texts if text.strip() in WORDS_FOR_NOTHING]
+    if missing_texts:
+        first = repr(missing_texts[0].strip())
         fix = "leave such rows out if one is missing"
-        count = f"{len(for_nothing)} of {len(texts)} texts"
+        count = f"{len(missing_texts)} of {len(texts)} texts"
         yield f"{count} are {first} or the like, as programs write a missing text: {fix}"
     marks = _marks(texts, tokenizer, task.chats)
     if marks:
@@ -337,7 +346,7 @@ def _notes(task: Task, tokenizer, model: str) -> Iterator[str]:
         yield f"{len(marks)} of {len(texts)} texts hold marks such as {marks[0]}, which are read as characters: {fix}"
     yield from note_on_lost_texts(tokenizer, prompts, answers)
 
-    # 3. What stands between prompt and answer, which a chat template writes by itself.
+    # 3. What stands between prompt and answer. A chat template writes that by itself, so nothing is checked then.
     if task.chats:
         return
     repeats = sum(repeats_prompt(*texts) for texts in rows)
@@ -346,13 +355,14 @@ def _notes(task: Task, tokenizer, model: str) -> Iterator[str]:
     if rows and all(_run_together(prompt, answers[0]) for prompt, *answers in rows):
         fix = "if words would run together, begin each answer with a space or a line break"
         yield f"nothing between prompt and answer in all {len(rows)} rows: {fix}"
+    # `shape` is empty for data of the paper and of this library: their prompts are texts by design.
     if not marks and tokenizer.chat_template and task.shape:
         fix = "--chat_template text makes each prompt a user's message"
         yield f"{model} has a chat template, and texts are not put into it: {fix}"
 
 
 def _texts_of_rows(task: Task) -> list[tuple[str, ...]]:
-    """Return (prompt, chosen), of pairs (prompt, chosen, rejected), for all rows that have an answer."""
+    """Return the texts of all rows that have an answer: (prompt, chosen), or of a pair (prompt, chosen, rejected)."""
     found = []
     for rows in task.splits.values():
         if "chosen" in rows.column_names:
@@ -365,7 +375,7 @@ def _contradicting_pairs(rows: Iterable[tuple[str, ...]]) -> list[str]:
     """Return the prompts of the pairs whose two answers another pair has the other way round."""
     pairs = []
     for row in rows:
-        if len(row) == len(COLUMNS):
+        if len(row) == len(COLUMNS):  # others have no rejected answer
             pairs.append(tuple(text.strip() for text in row))
     known = set(pairs)
     return [prompt for prompt, chosen, rejected in pairs if (prompt, rejected, chosen) in known]
@@ -417,19 +427,20 @@ def _column(task: Task, column: str) -> list[str]:
 
 
 def _marks(texts: Iterable[str], tokenizer, is_written_by_template: bool) -> list[str]:
-    """Return the first mark in each text that has one: what some chat template writes, or a special token by its name.
+    """Return a list with the first mark of each text that has marks.
 
-    If the tokenizer's own template has written the texts, its tokens are meant, and are no marks.
+    A mark is what some chat template writes (`MARKS`), or the name of a special token. If the tokenizer's own template
+    has written the texts, the tokenizer's tokens are meant to be there, so they are no marks.
     """
     added = tokenizer.added_tokens_decoder.values()
     names_of_special_tokens = [re.escape(token.content) for token in added if token.special]
     pattern = re.compile("|".join([MARKS, *names_of_special_tokens]))
-    meant: set[str] = set()
+    meant_tokens: set[str] = set()
     if is_written_by_template:
-        meant = {token.content for token in added}
+        meant_tokens = {token.content for token in added}
     first_marks = []
     for text in texts:
-        marks = [mark for mark in pattern.findall(text) if mark not in meant]
+        marks = [mark for mark in pattern.findall(text) if mark not in meant_tokens]
         if marks:
             first_marks.append(marks[0].strip())
     return first_marks

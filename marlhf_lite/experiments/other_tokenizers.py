@@ -31,10 +31,10 @@ SAMPLE_TEXT = "In 2024,  naïve Tokenizers\n\n(say 'why?') cut 12345 words:\tdon
 
 
 class TextReader:
-    """Makes of a rollout one of the same texts in the tokens of another tokenizer, for a reward model that has it.
+    """Turns a rollout into one with the same texts in the tokens of another tokenizer: that of a reward model.
 
-    `source_of_prompt` is that of `Task`: what the data have for each prompt that a chat template has written. `limit`
-    is the number of the reward model's positions; None if it has no limit.
+    `source_of_prompt` is that of `Task`: for each prompt that a chat template has written, what the data have. `limit`
+    is how many positions the reward model has; None if it has no limit.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class TextReader:
         self.tokenizer = tokenizer
         self.source_of_prompt = source_of_prompt
         self.limit = limit
-        self.chat: Chat | None = (
-            None  # writes messages, if the data have some and this tokenizer a template
-        )
+        # Writes messages by this tokenizer's template. It stays None if the data have no messages, or if the tokenizer
+        # has no template.
+        self.chat: Chat | None = None
         if source_of_prompt and tokenizer.chat_template:
             self.chat = Chat(tokenizer, "auto")
         # What the template writes after the end token, such as a line break: the classifier was trained to give its
@@ -58,11 +58,11 @@ class TextReader:
             ]
 
     def prompts(self, prompts: Sequence[str]) -> list[str]:
-        """Return the prompts as this tokenizer's template writes them; without one, messages become transcripts.
+        """Return the prompts as this tokenizer's template writes them; without a template, messages become transcripts.
 
-        Prompts that no template has written stay.
+        Prompts that the policy's template has not written stay as they are.
         """
-        writer = self.chat or "paper"
+        writer = self.chat or "paper"  # "paper": transcripts of Human: and Assistant:
         texts = []
         for prompt in prompts:
             if prompt in self.source_of_prompt:
@@ -72,7 +72,7 @@ class TextReader:
         return texts
 
     def __call__(self, rollout: Rollout) -> Rollout:
-        """Return a rollout of the same texts; an answer that has ended also ends by this tokenizer's end token.
+        """Return a rollout of the same texts; an answer that has ended gets this tokenizer's end token.
 
         Raises `InputError` for a text of too many tokens.
         """
@@ -83,10 +83,11 @@ class TextReader:
         for ids, has_ended in zip(encoded, rollout.ended.tolist(), strict=True):
             if has_ended:
                 ids = [*ids, *closing]
-            elif not ids:  # a score needs a token
+            elif not ids:  # the score is read at the last token, so there must be one
                 ids = [end]
             rows.append(ids)
         prompts = self.prompts(rollout.prompts)
+        # A row ends by the last token of `closing` if its answer has ended, and by the end token if it was empty.
         read = from_tokens(self.tokenizer, prompts, rows, ends=[end, closing[-1]])
         self.check_length(
             int(read.attention_mask.sum(1).max()), "lower --max_response_length, then resume"
@@ -112,57 +113,66 @@ def text_after_end(tokenizer) -> str:
 
 
 def reader_of(rm: Path | None, tokenizer, task: Task) -> TextReader | None:
-    """Return what gives the reward model in the folder `rm` texts in its own tokens, if that is needed; else None.
+    """Return the reader that turns texts into the own tokens of the reward model in the folder `rm`, or None.
 
-    It is not needed without a reward model; for an adapter, since its base is the policy's; for a model without a
-    tokenizer; and for one that would read the very tokens of the policy, whose tokenizer is `tokenizer`.
+    `tokenizer` is the policy's. No reader is needed, and None is returned, if there is no reward model; if it is an
+    adapter, since its base is the policy's; if it has no tokenizer; and if it can read the policy's tokens as they are.
     """
     if rm is None or not is_full_model(rm) or not has_tokenizer(rm):
         return None
-    own = load_tokenizer(str(rm), option="rm")
-    is_of_a_run = bool(run_of(rm)) or (rm / SEAL).is_file()
-    if _reads_the_same_tokens(own, tokenizer, task, is_of_a_run):
+    tokenizer_of_rm = load_tokenizer(str(rm), option="rm")
+    is_of_a_run = bool(run_of(rm)) or (rm / SEAL).is_file()  # a copy from a run has its seal
+    if _reads_the_same_tokens(tokenizer_of_rm, tokenizer, task, is_of_a_run):
         return None
     config = read_config(f"--rm {rm}", rm).get_text_config()
-    return TextReader(own, task.source_of_prompt, getattr(config, "max_position_embeddings", None))
+    return TextReader(
+        tokenizer_of_rm, task.source_of_prompt, getattr(config, "max_position_embeddings", None)
+    )
 
 
-def _reads_the_same_tokens(own, tokenizer, task: Task, is_of_a_run: bool) -> bool:
-    """Return whether a reward model with the tokenizer `own` can read the tokens of the policy's `tokenizer`."""
+def _reads_the_same_tokens(
+    tokenizer_of_rm, tokenizer_of_policy, task: Task, is_of_a_run: bool
+) -> bool:
+    """Return whether a reward model can read the tokens of the policy's tokenizer as if they were its own.
+
+    `is_of_a_run`: whether a run of this library has trained the reward model.
+    """
     # 1. What chat templates write. A reward model that was trained here has read what the policy's template writes, and
     # gives its score at the end token; one from elsewhere gives it at the last token of its own template's text.
     has_chats = bool(task.source_of_prompt)
     if has_chats and not is_of_a_run:
-        if own.chat_template != tokenizer.chat_template:
+        if tokenizer_of_rm.chat_template != tokenizer_of_policy.chat_template:
             return False
-        if own.chat_template and text_after_end(own):
+        if tokenizer_of_rm.chat_template and text_after_end(tokenizer_of_rm):
             return False
 
-    # 2. Equal numbers of tokens, and equal tokens of real texts: equal vocabularies may be cut in another way.
-    if own.get_vocab() != tokenizer.get_vocab():
+    # 2. Both must give each token the same number, and cut real texts into the same tokens: two tokenizers with the
+    # same vocabulary may cut a text in different ways.
+    if tokenizer_of_rm.get_vocab() != tokenizer_of_policy.get_vocab():
         return False
     texts = list(task.splits["test"]["prompt"])
     as_plain_text = {"add_special_tokens": False, "split_special_tokens": True}
-    ids = own(texts, **as_plain_text)["input_ids"]
-    return ids == tokenizer(texts, **as_plain_text)["input_ids"]
+    ids = tokenizer_of_rm(texts, **as_plain_text)["input_ids"]
+    return ids == tokenizer_of_policy(texts, **as_plain_text)["input_ids"]
 
 
 def check_tokenizers(options: StageCommand, inputs: Inputs, tokenizer) -> None:
-    """Raise `InputError` if a model was trained with another tokenizer, which is beside it, than `--model` has.
+    """Raise `InputError` if the tokenizer in a model's folder differs from that of `--model`.
 
-    The manifest compares models of earlier runs. A whole reward model reads texts by its own tokenizer.
+    Two kinds of models are not checked: those of earlier runs, which the manifest compares, and a whole reward model,
+    which may have another tokenizer, because it reads texts by its own.
     """
     for folder in inputs.folders:
-        reads_texts = folder == inputs.rm and is_full_model(folder)
-        if not reads_texts and not run_of(folder):
+        has_own_reader = folder == inputs.rm and is_full_model(folder)
+        if not has_own_reader and not run_of(folder):
             check_tokenizer_beside(folder, tokenizer, options.model, options.chat_template)
 
 
 def check_tokenizer_beside(folder: Path, tokenizer, model: str, chat_template: str) -> None:
-    """Raise `InputError` if the tokenizer in a model's folder differs from that of `--model` in what it learnt.
+    """Raise `InputError` if the tokenizer in a model's folder differs from `tokenizer`, that of `--model`.
 
-    That is the chat template, unless `--chat_template` chooses one; the end token; and the meaning of token ids. Tokens
-    that were only added, such as one for padding, change nothing.
+    Only what the model has learnt from counts: the chat template, unless `--chat_template` chooses one; the end token;
+    and the meaning of token ids. Tokens that only one of the two has, such as one for padding, change nothing.
     """
     delete_it = f"delete the tokenizer's files in {folder} to use that of --model"
     if has_tokenizer(folder):
@@ -170,7 +180,7 @@ def check_tokenizer_beside(folder: Path, tokenizer, model: str, chat_template: s
         own_template = own.chat_template
         own_end = own.eos_token
         _check_same_tokens(own, tokenizer, f"that of --model {model}", folder, delete_it)
-    else:  # the tokenizer itself may have been left out, or deleted
+    else:  # its files may have been left out, or deleted, and its settings be there
         own_template, own_end = read_template_and_end(folder)
 
     # 1. The chat template, unless a file or `none` chooses one.
@@ -194,26 +204,35 @@ def check_tokenizer_beside(folder: Path, tokenizer, model: str, chat_template: s
         raise InputError(f"{folder}: {what}: {fix}, or {delete_it}")
 
 
-def _check_same_tokens(own, tokenizer, other: str, folder: Path, delete_it: str) -> None:
-    """Raise `InputError` if the tokenizer `own`, in a model's folder, makes other tokens of texts than `tokenizer`.
+def _check_same_tokens(
+    tokenizer_of_folder, tokenizer_of_base, that_of_base: str, folder: Path, delete_it: str
+) -> None:
+    """Raise `InputError` if the tokenizer in the folder of a model makes other tokens of texts than that of the base.
 
-    A token that only one of the two has changes nothing, such as one for padding. `other` is what the message calls
-    `tokenizer`, and `delete_it` is how to do without `own`.
+    A token that only one of the two tokenizers has, such as one for padding, changes nothing. In the messages "its
+    tokenizer" is the one of the model in `folder`; `that_of_base` names the one of the base, and `delete_it` tells how
+    to use that one instead.
     """
-    ids = tokenizer.get_vocab()
-    moved = []
-    for token, own_id in own.get_vocab().items():
-        if token in ids and ids[token] != own_id:
-            moved.append(token)
-    if moved:
-        what = f"its tokenizer numbers tokens otherwise than {other}, such as {moved[0]}"
+    # 1. A token that both have must have the same number.
+    ids_of_base = tokenizer_of_base.get_vocab()
+    moved_tokens = []
+    for token, token_id in tokenizer_of_folder.get_vocab().items():
+        if token in ids_of_base and ids_of_base[token] != token_id:
+            moved_tokens.append(token)
+    if moved_tokens:
+        what = (
+            f"its tokenizer numbers tokens otherwise than {that_of_base}, such as {moved_tokens[0]}"
+        )
         raise InputError(f"{folder}: {what}: give the model it was trained on, or {delete_it}")
-    # Equal vocabularies may be cut in another way, and a token such as BOS may begin texts or not.
+
+    # 2. Tokenizers with the same vocabulary may cut a text in different ways, or begin it with BOS or not. So both
+    # tokenise a sample. For this the folder's files are read once more, in the class of the base's tokenizer: otherwise
+    # transformers chooses a class by the model's config, if that is in the folder, and only the classes might differ.
     as_plain_text = {"split_special_tokens": True}
-    read_alike = read_tokenizer(str(folder), folder, kind=type(tokenizer))
-    own_ids = read_alike(SAMPLE_TEXT, **as_plain_text)["input_ids"]
-    if own_ids != tokenizer(SAMPLE_TEXT, **as_plain_text)["input_ids"]:
-        what = f"its tokenizer makes other tokens of a text than {other}"
+    tokenizer_in_same_class = read_tokenizer(str(folder), folder, kind=type(tokenizer_of_base))
+    ids_of_sample = tokenizer_in_same_class(SAMPLE_TEXT, **as_plain_text)["input_ids"]
+    if ids_of_sample != tokenizer_of_base(SAMPLE_TEXT, **as_plain_text)["input_ids"]:
+        what = f"its tokenizer makes other tokens of a text than {that_of_base}"
         fix = "save its tokenizer in a copy of the model's folder, and give that as --model"
         raise InputError(f"{folder}: {what}: {fix}, or {delete_it}")
 
@@ -227,10 +246,10 @@ def check_reward_model(options: StageCommand, inputs: Inputs, tokenizer, task: T
     if rm is None or not is_full_model(rm):
         return []
     config = read_config(f"--rm {rm}", rm)
-    reader = reader_of(rm, tokenizer, task)  # None if it reads the policy's tokens
+    reader = reader_of(rm, tokenizer, task)  # None if the reward model reads the policy's tokens
     check_gives_one_score(f"--rm {rm}", config)
 
-    # 1. It has an embedding for each token that it reads.
+    # 1. It must have an embedding for each token that it reads.
     known = config.get_text_config().vocab_size
     if reader:
         used = len(reader.tokenizer)
@@ -243,7 +262,8 @@ def check_reward_model(options: StageCommand, inputs: Inputs, tokenizer, task: T
             f"--rm {rm}: it has {known} tokens, and its texts have up to {used}: {fix}"
         )
 
-    # 2. A critic that starts from it must read the policy's tokens, and be of the form that trains.
+    # 2. If the critic starts from it, it must read the policy's tokens, and be of the form that is trained: an adapter
+    # by --finetune lora, a whole model by --finetune full.
     starts_critic = any(method.critic_init == "rm" for method in options.methods.values())
     if starts_critic and (reader or options.finetune == "lora"):
         why = "it is a whole model, and --finetune lora trains adapters"
@@ -255,7 +275,7 @@ def check_reward_model(options: StageCommand, inputs: Inputs, tokenizer, task: T
     if reader is None:
         return []
 
-    # 3. Texts in its own tokens fit into its positions: the longest prompt with the longest response.
+    # 3. In its own tokens the longest prompt with the longest response must fit into its positions.
     prompts = [*task.splits["ppo"]["prompt"], *task.splits["test"]["prompt"]]
     with named_errors("rm", str(rm)):
         prompts = reader.prompts(prompts)
