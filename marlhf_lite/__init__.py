@@ -12,7 +12,7 @@
     Appendix D.1    value of a macro action, sigma          macro.macro_values
     Appendix E      Algorithm 1, losses                     training.ppo, macro.policy_loss, macro.value_loss
     section 4.1, F  pairwise judges, people                 extras.judges.judges, marlhf_lab.figures.judging
-    Table 1         agreement                               evaluation.agreement
+    Table 1         agreement                               marlhf_lab.figures.agreement
     Table 5, C.4    every setting                           config/presets, listed by `marlhf presets`
     Table 7         DPO, RLOO (and GRPO)                    extras.baselines.dpo, extras.baselines.rloo_grpo
     Figure 8, 21    best-of-N, temperatures                 evaluation.best_of_n

@@ -1,1 +1,1 @@
-"""Stages chained into pipelines, studies of methods and seeds, and their reports."""
+"""Runs: their inputs and data, checks before training, stages chained into a pipeline, and reports."""

@@ -33,7 +33,7 @@ def data_report(options: DataCommand, found: Found | None = None) -> str:
     `found` are the rows, if they have been found already.
     """
     join_processes()
-    model_path(options.model)  # a model that is not there has its own error
+    model_path(options.model)  # raises if there is no such model
     tokenizer = load_tokenizer(options.model)
     task, notes = read_task(options, tokenizer, found=found)
     lengths = _quantiles_of_lengths(task, tokenizer)  # before anything is cut or dropped
@@ -62,7 +62,7 @@ def _name_of_shape(task: Task) -> str:
 
 
 def _quantiles_of_lengths(task: Task, tokenizer) -> dict[str, str]:
-    """Return, in words, the lengths of prompts and answers in tokens, over all parts that have them, by column."""
+    """Return, by column, the quantiles of the lengths of its texts in tokens, as words, over all parts of the data."""
     texts = {}
     for column in COLUMNS:
         lengths: list[int] = []
@@ -96,7 +96,7 @@ def _first_rows(task: Task, tokenizer, options: DataCommand) -> Iterator[str]:
 
 
 def _lines_of_answer(row: dict, column: str, tokenizer, limit: int) -> Iterator[str]:
-    """Yield the tokens of an answer, and then its end token, or that it has none because it is cut."""
+    """Yield a line with the tokens of an answer, and one with its end token, or that it has none because it is cut."""
     _, (ids,) = encode_answers(tokenizer, [row["prompt"]], [row[column]], limit)
     if ids[-1:] == [tokenizer.eos_token_id]:  # a slice: there may be no token
         yield _line_of_tokens(column, ids[:-1], tokenizer)
@@ -107,7 +107,7 @@ def _lines_of_answer(row: dict, column: str, tokenizer, limit: int) -> Iterator[
 
 
 def _line_of_tokens(name: str, ids: list[int], tokenizer) -> str:
-    """Return a line with the texts of these tokens between bars; line breaks and the like are written as in Python."""
+    """Return a line with the texts of these tokens between bars; a line break, for example, is written as in Python."""
     texts = []
     for token in ids:
         text_in_quotes = repr(tokenizer.decode([token]))

@@ -38,22 +38,22 @@ def open_policy(
 ) -> tuple[PreTrainedModel | PeftModel, object, Chat | None]:
     """Return a policy, its tokenizer, and what writes messages (None if the policy has learnt from plain texts).
 
-    Raises `InputError` if base model, tokenizer or chat template differ from those that the policy was trained with: of
-    a policy in a run the manifest tells, of any other one the tokenizer beside it.
+    Raises `InputError` if base model, tokenizer or chat template differ from those that the policy was trained with. If
+    the policy is in a run, they are compared with the run's manifest, else with the tokenizer beside the policy.
     """
     join_processes()
-    config = replace(options, load_in_4bit=False)  # 4-bit weights cannot take up an adapter exactly
+    config = replace(options, load_in_4bit=False)  # an adapter cannot be merged exactly into 4 bits
     tokenizer = load_tokenizer(config.model)
     base = load_base(config)
-    runs = runs_of([folder])  # one, or none
+    runs = runs_of([folder])  # the run that the policy is in, or none
     if not runs:
         check_tokenizer_beside(folder, tokenizer, options.model, config.chat_template)
     policy = load_policy(base, folder, trainable=False)
     unfinished = note_if_unfinished(folder)
     if unfinished:
-        print(f"note: {unfinished}", file=sys.stderr)  # beside an answer, which may go to a file
+        print(f"note: {unfinished}", file=sys.stderr)  # standard output is for the answer
     writer = chat_writer(tokenizer, config.chat_template, date_of(runs))
-    template = ""  # of plain texts, none is compared
+    template = ""  # a policy of plain texts has no template to compare
     if writer:
         expect_chats(tokenizer)
         template = tokenizer.chat_template
@@ -81,7 +81,7 @@ def answer_prompt(options: GenerateCommand, folder: Path, prompt: str) -> str:
         what = f"{len(ids)} tokens, more than --max_prompt_length {limit}"
         raise InputError(f"--prompt: {what}: shorten it, or raise that")
     sampler = open_dialogues(options)
-    # A RoPE that all texts of a batch share is no limit for a single text.
+    # If the limit comes from a RoPE whose angles all texts of a batch share, a single text may be longer.
     if shared_rope_limit(model) is None:
         response_tokens = longest_response(sampler, tokenizer, options.max_response_length)
         check_length(model, options.model, len(ids), response_tokens)
@@ -112,11 +112,12 @@ def _in_lines(turns: list[dict]) -> str:
 
 
 def _sampling_of(config: Mapping) -> dict:
-    """Return the arguments of `generate` with which a run of these options sampled; empty if it never sampled."""
-    if "temperature" not in config:
+    """Return the arguments of `generate` with which a run of these options sampled; empty if it did not sample."""
+    if "temperature" not in config:  # SFT, for one, has no such option
         return {}
+    # An option that an older run has not stored, because it is newer, had its default.
     stored = {name: config[name] for name in vars(SamplingConfig()) if name in config}
-    options = SamplingConfig(**stored)  # what an older run has not stored had its default
+    options = SamplingConfig(**stored)
     return sampling_of(options, config["max_response_length"]).arguments()
 
 
@@ -126,13 +127,13 @@ def export_policy(options: ExportCommand, folder: Path, output: Path) -> None:
     Its `generate` samples and stops as the run did, and its tokenizer writes chats as the run did. Raises `InputError`
     for weights that are not finite, and for a format that would round the policy's change away.
     """
-    # 1. Load it in the format in which it is saved: nothing is rounded before it is merged.
-    saved_format = None  # an adapter's base says its own
+    # 1. Load it in the number format in which it is saved, so that nothing is rounded before it is merged.
+    saved_format = None  # an adapter is merged into its base, so the format is that of the base
     if is_full_model(folder):
         saved_format = read_config(str(folder), folder).dtype
     format_to_load = "auto" if saved_format is None else _name(saved_format)
     policy, tokenizer, _ = open_policy(replace(options, dtype=format_to_load), folder)
-    runs = runs_of([folder])  # one, or none
+    runs = runs_of([folder])  # the run that the policy is in, or none
     options_of_run = runs[0].config if runs else {}
 
     # 2. Merge and round it.
@@ -142,7 +143,7 @@ def export_policy(options: ExportCommand, folder: Path, output: Path) -> None:
         format_before = policy.dtype
         model = merge_adapter(policy, dtype)
         check_merged_alike(before, format_before, model)
-    else:
+    else:  # a whole model
         model = round_to(policy, dtype)
     if not all(bool(weight.isfinite().all()) for weight in model.parameters()):
         what = f"weights that {_name(dtype)} does not hold, or NaN"
@@ -155,12 +156,13 @@ def export_policy(options: ExportCommand, folder: Path, output: Path) -> None:
     )
 
     # 3. Save it.
-    stage = folder.parent if folder.name == "policy" else folder  # its name says the method
+    # The name of the stage's folder is the method for the card.
+    stage = folder.parent if folder.name == "policy" else folder
     with atomic_folder(output) as part:
         model.save_pretrained(part)
         tokenizer.save_pretrained(part)
         write_model_card(part, stage.name.upper(), {"model": options.model, **options_of_run})
-        check_output_dir(output)  # another export may have ended first
+        check_output_dir(output)  # once more: meanwhile another export may have written there
     print_main(line)
     print_main(f"model: {output}")
 
@@ -203,6 +205,7 @@ def _weights_before_and_after(
     options: ExportCommand, policy: PreTrainedModel
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield each weight of the base model with that of a whole model that was trained from it."""
+    # As it is saved, and with its weights: for `--finetune full` an empty model would be loaded.
     as_saved = replace(options, finetune="lora", load_in_4bit=False, dtype="auto")
     start = load_base(as_saved).state_dict()
     for name, weight in policy.state_dict().items():

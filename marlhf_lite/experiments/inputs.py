@@ -54,8 +54,8 @@ def find_inputs(options: StageCommand) -> Inputs:
     with problems.collect():
         check_dataset(options.dataset)
     if problems.problems:
-        # The run ends here, before the checks of `open_context`. Two of those need none of these inputs, so their
-        # problems are shown at the same time.
+        # The run ends here, before the checks of `open_context`. Two of these checks need only the options, so they are
+        # made now, and their problems are shown at the same time.
         with problems.collect():
             check_methods_differ(options)
         with problems.collect():
@@ -111,7 +111,7 @@ def check_data_support(options: StageCommand, inputs: Inputs, task: "Task") -> N
     """Raise `InputError` if a stage cannot learn from data of this form."""
     for stage in options.stages:
         is_given = getattr(inputs, stage, None) is not None  # as --sft: the stage does not run
-        # a whole run, or one without epochs, trains the base model itself if there are no answers
+        # Without answers to learn from, the SFT model of a whole run is the base model itself, as it is with 0 epochs.
         starts_as_base = stage == "sft" and (options.is_whole_run or not options.sft_epochs)
         if is_given or starts_as_base:
             continue
@@ -182,8 +182,8 @@ def _find_policies(words: str) -> dict[str, Path]:
     policies: dict[str, Path] = {}
     for name, folder in named_folders(words):
         place = resolve_adapter_dir("policies", folder)
-        name = name or place.parent.name  # of runs/a/ma-ppo/policy it is ma-ppo
-        if name in policies or name == "SFT":
+        name = name or place.parent.name  # the stage: ma-ppo for runs/a/ma-ppo/policy
+        if name in policies or name == "SFT":  # which is what an evaluation calls the SFT model
             fix = "give each a name, as name=folder"
             raise InputError(f"--policies: a second one is called {name}: {fix}")
         policies[name] = place

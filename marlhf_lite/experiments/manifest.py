@@ -55,7 +55,8 @@ def contents_of(options: StageCommand, inputs: Inputs, template: str, task: Task
         contents |= code_contents(option, getattr(options, option, ""))
     contents |= input_contents(inputs.sft, inputs.rm)
 
-    # The rows. Other columns are read for a reward or environment, and another one may read others of the same file.
+    # The rows, by their two digests (`rows_digests`). Manifests are compared only if the places are the same. Another
+    # reward or environment may take other columns of the same file, so these are a part of the place of `COLUMNS`.
     readers_of_columns = f"{reward_of(options)} {environment_of(options)}".strip()
     places = {"data": options.dataset, COLUMNS: f"{options.dataset} for {readers_of_columns}"}
     for name, digest in task.digests.items():
@@ -66,11 +67,14 @@ def contents_of(options: StageCommand, inputs: Inputs, template: str, task: Task
 def model_contents(
     options: StageCommand | GenerateCommand | ExportCommand, template: str
 ) -> Contents:
-    """Return base model, tokenizer and chat template; a model on the hub counts by its commit."""
+    """Return the entries of base model, tokenizer and chat template (none if `template` is empty).
+
+    A model of the hub counts by its commit, any other by the content of its files.
+    """
     name = options.model
     folder = model_folder(name)
     is_in_cache_of_hub = folder.parent.name == "snapshots"
-    if is_in_cache_of_hub:  # there a folder is called after its commit
+    if is_in_cache_of_hub:  # there the name of a folder is its commit
         hash_of_weights = folder.name
         hash_of_tokenizer = folder.name
     else:
@@ -86,10 +90,10 @@ def model_contents(
 
 
 def code_contents(option: str, names: str) -> Contents:
-    """Return an entry for each name of a user's code in `names`, the value of an option, with commas between them.
+    """Return an entry for each name of a user's code in `names`: the value of `option`, with commas between names.
 
-    The entry is called after the option, as `CODE` has it; of several names, as two classes of `--objective`, each is
-    called after its code, too. Code without a file has no hash, and no entry.
+    The entry is called as `CODE` calls the option. If there are several, as two classes of `--objective`, the name of
+    its code is added to each. Code without a file cannot be hashed, so it has no entry.
     """
     entries = {}
     for name in names.split(","):
@@ -103,7 +107,7 @@ def code_contents(option: str, names: str) -> Contents:
 
 
 def input_contents(sft: Path | None, rm: Path | None) -> Contents:
-    """Return the models of earlier stages that are given."""
+    """Return the entries of the models of earlier stages, of those that are given."""
     contents = {}
     for name, path in {"SFT model": sft, "reward model": rm}.items():
         if path:
@@ -112,7 +116,7 @@ def input_contents(sft: Path | None, rm: Path | None) -> Contents:
 
 
 def _name_with_place(name: str, place: str) -> str:
-    """Return a name of contents with their place, which the name of code has already."""
+    """Return a name of contents, followed by their place unless the name ends with it already, as that of code may."""
     return name if name.endswith(f" {place}") else f"{name} {place}"
 
 
@@ -121,11 +125,14 @@ def _entry(place: str, digest: str) -> dict[str, str]:
 
 
 def rows_digests(task: Task) -> dict[str, str]:
-    """Return a hash of all rows, as they were split, and one of the columns that a reward or environment asks for."""
+    """Return two hashes of the rows as they were split, by name: of the task's columns, and of `COLUMNS`.
+
+    `COLUMNS` are the other columns of the data that a reward or environment asks for; without any, it has no hash.
+    """
     digests = {"data": hashlib.sha256()}
     for part, rows in task.splits.items():
         for column in sorted(rows.column_names):
-            # ROW holds the other columns of a row
+            # The column ROW holds the other columns of a row, as JSON.
             name = COLUMNS if column == ROW else "data"
             digest = digests.setdefault(name, hashlib.sha256())
             values = json.dumps([part, column, list(rows[column])], default=str)
@@ -151,17 +158,18 @@ def date_of(runs: Iterable[RunFolder]) -> str:
 
 
 def check_earlier(run: RunFolder, options: Checked, contents: Contents, accept: bool) -> list[dict]:
-    """Compare what a command reads with the manifest of an earlier run, one that a model of the command comes from.
+    """Compare what a command reads with the manifest of an earlier run, from which a model of the command comes.
 
-    Only what both read from the same place is compared: from another place it is meant to be something else. Returns
-    the differences if `accept` (`--accept_changed`) is true, else raises `InputError` for them, as `check_contents`
-    does.
+    Only what both read from the same place is compared: what is read from another place is meant to be something else.
+    Returns the differences if `accept` (`--accept_changed`) is true, else raises `InputError` for them; see
+    `check_contents`.
     """
     earlier_options = run.config
     own_options = vars(options)
     earlier_contents = run.manifest["contents"]
 
-    # 1. Everything but the rows. What the earlier run has not read, `check_contents` leaves out.
+    # 1. Everything but the rows, if the place is the same. A name that the earlier run does not have may stay on the
+    # list, because `check_contents` passes over it.
     names = []
     for name, entry in contents.items():
         if name == "data":
@@ -175,7 +183,8 @@ def check_earlier(run: RunFolder, options: Checked, contents: Contents, accept: 
         decides_rows = ("chat_template", "part")
         if all(earlier_options.get(option) == own_options[option] for option in decides_rows):
             names.append("data")
-        # Other values of these also make other rows, but hardly on purpose: a fault in the rows says how to mend that.
+        # Other values of these two options also make other rows, but hardly on purpose. So the rows are compared, and
+        # if they differ, the error says which values the earlier run had.
         differing = []
         for option in ("template", "columns"):
             earlier = earlier_options.get(option, own_options[option])
@@ -187,9 +196,10 @@ def check_earlier(run: RunFolder, options: Checked, contents: Contents, accept: 
 
 
 def check_contents(run: RunFolder, contents: Contents, accept: bool, fix: str = "") -> list[dict]:
-    """Return the differences between these contents, wherever they are now, and the manifest of a run.
+    """Return the differences between these contents, wherever they are now, and those of a run's manifest.
 
-    Raises `InputError` that names them, unless they are accepted.
+    Contents that the manifest does not have are no difference. Unless differences are accepted (`accept`), raises
+    `InputError` that names what has changed, and `fix`, by default to restore it.
     """
     stored = run.manifest["contents"]
     changed = []

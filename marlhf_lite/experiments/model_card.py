@@ -59,7 +59,7 @@ def model_card(method: str, options: Mapping, is_adapter: bool) -> str:
     head = {"base_model": base, "library_name": library, "tags": ["marlhf-lite", "rlhf"]}
     if is_on_hub(options.get("dataset", "")):
         head["datasets"] = [data]
-    # Only whoever shares it can say: the licences of base and data bind them.
+    # Only the person who shares the model can state its licence, which depends on those of base and data.
     head["license"] = "unknown"
 
     made_by = environment()
@@ -98,7 +98,7 @@ def model_card(method: str, options: Mapping, is_adapter: bool) -> str:
 
 
 def public_name(place: str) -> str:
-    """Return the name of a model or data set: that of the hub, or the last part of a folder, a file or an address."""
+    """Return the name of a model or data set: that on the hub, else the last part of its path or address."""
     if is_on_hub(place):
         return place
     path = urlsplit(place).path if "://" in place else place

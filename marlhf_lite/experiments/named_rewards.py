@@ -42,21 +42,23 @@ def text_reward(kind: str, task: Task) -> Callable | None:
 
 def asked_columns(options: StageCommand, sampler: Sampler) -> list[RowColumns]:
     """Return the columns of each row that custom code of `--reward` and `--environment` takes."""
-    has_turns = isinstance(sampler, Dialogues)
+    has_turns = isinstance(sampler, Dialogues)  # with `--environment`
     asked = [sampler.columns] if has_turns else []
     reward = reward_of(options)
     if is_user_code(reward):
         function = import_user_code("reward", reward, KNOWN)
+        # A reward may also take the turns of a dialogue, which come from the rollout and not from the data.
         not_in_rows = ("turns",) if has_turns else ()
+        # 2: the first two arguments, prompts and responses, are no columns either.
         asked.append(RowColumns(function, 2, f"--reward {reward}", not_in_rows))
     return asked
 
 
 def _of_messages(function: Callable, source_of_prompt: Mapping[str, str | list[dict]]) -> Callable:
-    """Return a user's function so that it gets prompts as the data have them, before a chat template wrote them.
+    """Return a user's reward function that gets each prompt as the data have it, instead of what a template wrote.
 
-    `source_of_prompt` has the messages, or the text, of each prompt that a template has written; without any, the
-    function stays.
+    `source_of_prompt` has the messages, or the text, from which a chat template has written a prompt. If it is empty,
+    no template has written any, and the function itself is returned.
     """
     if not source_of_prompt:
         return function
@@ -67,6 +69,6 @@ def _of_messages(function: Callable, source_of_prompt: Mapping[str, str | list[d
         of_data = [copy.deepcopy(source_of_prompt.get(prompt, prompt)) for prompt in prompts]
         return function(of_data, responses, **columns)
 
-    if hasattr(function, "metrics"):  # of a class
+    if hasattr(function, "metrics"):  # an object that can be called may have this method, too
         call.metrics = function.metrics
     return call

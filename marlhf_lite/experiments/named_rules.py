@@ -27,15 +27,15 @@ PARSERS = {
 def make_rule(macro_config: MacroConfig, seed: int = 0) -> macro.TerminationRule:
     """Make the rule that `macro_config.termination` names.
 
-    Raises `InputError` that names the option, for an unknown rule, a bad n or lengths, and for a parser whose package
-    or model is missing.
+    `seed` is for rules that draw random numbers. Raises `InputError` that names the option, for an unknown rule, a bad
+    n or lengths, and for a parser whose package or model is missing.
     """
     name = macro_config.termination
     known = ", ".join(RULES)
     if is_user_code(name):
         rule = import_user_code("termination", name, known)
         with named_errors("termination", name):
-            if isinstance(rule, type):
+            if isinstance(rule, type):  # a class, else a function
                 rule = rule()
             return NamedRule(name, macro.as_rule(rule))
     if name not in RULES:
@@ -145,21 +145,24 @@ def _rule_that_reads_text(name: str) -> Callable[..., macro.TerminationRule]:
 def _tokens_per_action(config: MacroConfig) -> int | float:
     if config.n == "inf":
         return math.inf
-    (tokens,) = _whole_numbers("n", [config.n], also="or inf")
+    (tokens,) = _whole_numbers("n", [config.n], end_of_fix="or inf")
     return tokens
 
 
 def _lengths(config: MacroConfig) -> tuple[int, ...]:
-    return _whole_numbers("lengths", config.lengths.split(","), also="comma-separated")
+    return _whole_numbers("lengths", config.lengths.split(","), end_of_fix="comma-separated")
 
 
-def _whole_numbers(option: str, words: list[str], also: str) -> tuple[int, ...]:
-    """The numbers that an option gives. Raises `InputError`, which says what `also` goes, unless all are above 0."""
+def _whole_numbers(option: str, words: list[str], end_of_fix: str) -> tuple[int, ...]:
+    """Return the numbers that the value of an option has, as `words`.
+
+    Raises `InputError` unless all of them are whole and above 0; `end_of_fix` is the end of its message.
+    """
     try:
         numbers = tuple(int(word) for word in words)
     except ValueError:
-        numbers = (0,)
+        numbers = (0,)  # refused below, as numbers below 1 are
     if min(numbers) < 1:
         given = ",".join(words)
-        raise InputError(f"--{option} {given}: give whole numbers from 1 up, {also}")
+        raise InputError(f"--{option} {given}: give whole numbers from 1 up, {end_of_fix}")
     return numbers

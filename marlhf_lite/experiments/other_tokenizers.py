@@ -180,7 +180,7 @@ def check_tokenizer_beside(folder: Path, tokenizer, model: str, chat_template: s
         own_template = own.chat_template
         own_end = own.eos_token
         _check_same_tokens(own, tokenizer, f"that of --model {model}", folder, delete_it)
-    else:  # its files may have been left out, or deleted, and its settings be there
+    else:  # even if the tokenizer's own files were deleted, its settings may be there
         own_template, own_end = read_template_and_end(folder)
 
     # 1. The chat template, unless a file or `none` chooses one.

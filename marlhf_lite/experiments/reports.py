@@ -40,7 +40,7 @@ def run_report(
     curves = {}
     for name, history in histories.items():
         curves[name] = [row["score_mean"] for row in history]
-    if "PPO" in curves:  # how soon each method has the score that PPO has at its end
+    if "PPO" in curves:  # after how many updates each method has the score that PPO has at its end
         target = final_score(curves["PPO"])
         for row in summary:
             if row["method"] in curves:
@@ -66,7 +66,7 @@ TRAINED_ON = {
 
 
 def _headings_of_what_was_trained_on(config: Mapping) -> dict[str, str]:
-    """Return the heading of the column gold if `--reward` made it what the policy was trained on, else nothing."""
+    """Return a heading for the column `gold` that says so if the policy was trained on that score, else nothing."""
     reward = config.get("reward", "rm")
     return {"gold": TRAINED_ON[reward]} if reward in TRAINED_ON else {}
 
@@ -144,10 +144,10 @@ def caption(responses: pd.DataFrame, asked: int) -> str:
 
 
 def differences(rows: pd.DataFrame, methods: Sequence[str]) -> str:
-    """Return sentences that tell for each two of these methods how much higher the later one scores, paired by prompt.
+    """Return a sentence for each two of these methods: how much higher the later one scores, paired by prompt.
 
-    Empty for one method, and if there are several temperatures. The score is the gold score, if there is one, else that
-    of the reward.
+    The text is empty if there is only one method, or if there are several temperatures. The score is the gold score if
+    there is one, else that of the reward.
     """
     if len(methods) < 2 or rows["temperature"].nunique() > 1:
         return ""
@@ -156,7 +156,8 @@ def differences(rows: pd.DataFrame, methods: Sequence[str]) -> str:
     sentences = []
     for base, method in combinations(methods, 2):
         rows_of_both = rows[rows["method"].isin([base, method])]
-        _, summary_of_method = summarise(rows_of_both, base)  # in the order of `rows`: base, method
+        # The summaries are in the order of `rows`: that of the base is the first.
+        _, summary_of_method = summarise(rows_of_both, base)
         sentences.append(_difference(method, base, summary_of_method[f"{name}_gain"]))
     text = f"What you saw. {' '.join(sentences)}"
     what = f"brackets: 95 % over {count} held-out prompts, {heading_of(name)}"
@@ -189,7 +190,7 @@ def pass_report(path: Path, responses: pd.DataFrame, task: Task) -> str:
 def example_answers(rows: pd.DataFrame, count: int) -> str:
     """Return the first answer of each method to the first `count` prompts, as text.
 
-    Each has the score of the reward beside it, if the rows have one besides the gold score.
+    If the rows have a score of a reward, and not only the gold score, it stands beside the answer.
     """
     first_samples = name_temperatures(rows[rows["sample"] == 0])
     other_scores = [name for name in score_columns(rows) if name != "gold"]
@@ -201,7 +202,7 @@ def example_answers(rows: pd.DataFrame, count: int) -> str:
         for row in answers.to_dict("records"):
             head = row["method"]
             if shown_score:
-                head += f" [{row[shown_score]:z.2f}]"
+                head += f" [{row[shown_score]:z.2f}]"  # z: without the sign of -0.00
             answer = row["response"].strip()
             if "\n" in answer:  # a program keeps its lines
                 lines.append(f"{head}:")

@@ -32,13 +32,13 @@ from marlhf_lite.utils.user_code import import_user_code, named_errors
 
 
 class OwnSampler:
-    """A user's `Sampler`, from a class without arguments or a function that returns one; errors name `--sampler`.
+    """A user's `Sampler`: `--sampler` names its class, or a function that returns one, either without arguments.
 
-    `vllm` is the one that the library has.
+    Errors name this option. `vllm` is a sampler of the library that is used in the same way.
     """
 
     def __init__(self, name: str):
-        """Make the sampler. `name` is not generate, the default, which the library samples with itself."""
+        """Make the sampler. `name` is the value of `--sampler`, but not the default, generate: that is no class."""
         if name == "vllm":
             make_sampler = _vllm_servers
         else:
@@ -51,8 +51,8 @@ class OwnSampler:
                 raise InputError(
                     f"it returned {self.sampler!r:.60}: return a Sampler (docs/scaling.md)"
                 )
-        # What a sampler may have beside its call (see `rollout.Sampler`): what its answers depend on, whether
-        # it samples elsewhere, and a first try before anything is trained.
+        # What a sampler may have beside its call (see `rollout.Sampler`): a text that says what its answers depend on,
+        # whether it samples elsewhere, and a first try before anything is trained.
         self.key = getattr(self.sampler, "key", name)
         self.remote = is_remote(self.sampler)
         self.try_out = getattr(self.sampler, "try_out", None)
