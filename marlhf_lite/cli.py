@@ -64,9 +64,10 @@ def _exit_code_after_flush(code: int) -> int:
     try:
         print(end="", flush=True)
     except OSError as error:
-        # Python writes what is left once more when it ends: to nowhere, so that this fault is not told twice.
+        # When Python ends, it writes what is left once more. That now goes to nowhere: else it would fail again, and
+        # this error would be shown twice.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if code:  # the command has told of another fault already
+        if code:  # the command has failed, and has printed its own error
             return code
         print(f"marlhf: error: {disk_fault(error) or one_line(error)}", file=sys.stderr)
         return 2
@@ -102,7 +103,7 @@ def _notes_of(error: BaseException) -> str:
 
 
 def dispatch(argv: Sequence[str]) -> None:
-    """Do what the words ask for. Raises `InputError`, of several problems with one line per problem."""
+    """Do what the words ask for. Raises `InputError`; if there are several problems, it has a line for each."""
     kinds = COMMANDS | added_commands()
     if not argv or argv[0] in ("-h", "--help"):
         print(_usage(kinds))
@@ -129,7 +130,10 @@ def _usage(kinds: Mapping[str, type]) -> str:
 
 
 def run_command(name: str, kind: type[commands.Checked], words: Sequence[str]) -> None:
-    """Read the options, then do the work. An error that stops a run gets a note that tells how to resume."""
+    """Read the options of the command `name` from `words`, then do its work. `kind` is the class of its options.
+
+    An error that stops a run gets a note that tells how to resume.
+    """
     check_encoding(words)
     prepare_surroundings()
     # `marlhf data FILE` is short for `marlhf data --dataset FILE`.
@@ -146,12 +150,12 @@ def run_command(name: str, kind: type[commands.Checked], words: Sequence[str]) -
             run_demo(options, presets, words)
         elif leaves_a_run:
             run_stages(options, presets)
-        elif name in OTHERS:
+        elif name in OTHERS:  # one of the library's commands that leave no run
             OTHERS[name](options)
         else:  # a command that another package has added
             options.run()
     except (Exception, KeyboardInterrupt) as error:
-        # An `InputError` says itself what to do.
+        # An `InputError` gets no note, because it says itself what to do.
         how_to_resume = _how_to_resume(name, options)
         if how_to_resume and not isinstance(error, InputError):
             error.add_note(how_to_resume)
@@ -159,15 +163,17 @@ def run_command(name: str, kind: type[commands.Checked], words: Sequence[str]) -
 
 
 def _how_to_resume(name: str, options: commands.Checked) -> str:
-    """Return how an interrupted command goes on; empty if nothing of it is kept."""
-    # `judge`, and commands of other packages that say so, leave no run and continue without an option.
+    """Return a sentence that tells how to continue an interrupted command; empty if nothing of its work is kept."""
+    # `judge` leaves no run, and continues if the same command is given again. So does a command of another package if
+    # its class says `resumes`.
     if name == "judge" or getattr(options, "resumes", False):
         return "what is done so far is kept: the same command continues"
     folder = Path(getattr(options, "output_dir", ""))
-    if not (isinstance(options, commands.StageCommand) and is_run(folder)):
+    if not (isinstance(options, commands.StageCommand) and is_run(folder)):  # no run was begun
         return ""
     words = f"marlhf {name} --resume {shlex.quote(str(folder))}"
-    # Names of a user's code must be typed again: a run's folder, which may come from somebody else, passes none on.
+    # Options that name a user's code must be given again: `--resume` does not take them from the folder of the run. A
+    # run may come from somebody else, who would then choose which code runs here.
     code = names_of_code(vars(options))
     if code:
         words += f" {as_words(code)}"
@@ -215,26 +221,29 @@ def run_demo(options: commands.DemoCommand, presets: Sequence[str], words: Seque
     """Run the demo in two acts: a game with an umbrella, in a folder of the run, and then the run itself.
 
     `options` and `presets` are what the `words` on the command line gave. The first act is skipped if the words name
-    data or models of the user's own, and in a resumed run that has none. With ACT=1 in the environment the demo stops
-    after the first act, and `--resume` starts the second one.
+    the user's own data, models or reward, or if they resume a run that has no first act. With ACT=1 in the environment
+    the demo stops after the first act, and `--resume` starts the second one.
     """
-    named = options_that_are_given("demo", words, commands.DemoCommand)
+    given = options_that_are_given("demo", words, commands.DemoCommand)
     if options.resume:
         has_first_act = (Path(options.resume) / "umbrella").is_dir()
     else:
-        options_of_own = {"dataset", "model", "part", "environment", "reward", "sft", "rm"}
-        has_first_act = not options_of_own & named.keys()
+        skips_first_act = {"dataset", "model", "part", "environment", "reward", "sft", "rm"}
+        has_first_act = not skips_first_act & given.keys()
     if not has_first_act:
         return run_stages(options, presets)
 
     def words_of_act(act: str, folder: str | Path) -> list[str]:
-        """Return the user's words with the preset of an act, and a folder to begin in. Of an option the last counts."""
+        """Return the user's words, then the preset of an act, no run to resume, and a folder to begin in.
+
+        If the user's words give one of these options as well, the last one counts.
+        """
         preset = f"demo/{act}"
-        if named.get("preset"):
-            preset += f",{named['preset']}"
+        if given.get("preset"):  # the user's presets come after that of the act, so they win
+            preset += f",{given['preset']}"
         return [*words, "--resume", "", "--preset", preset, "--output_dir", str(folder)]
 
-    if not options.resume:
+    if not options.resume:  # a resumed run has stored the options of its second act
         of_second_act = words_of_act("summaries", options.output_dir)
         options, presets = parse_and_name_presets("demo", of_second_act, commands.DemoCommand)
     with RunLock() as lock:
@@ -247,7 +256,7 @@ def run_demo(options: commands.DemoCommand, presets: Sequence[str], words: Seque
 
         # 2. The first act, or what is left of it.
         folder = opened.path / "umbrella"
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(exist_ok=True)  # `--resume` tells by it that the run has a first act
         if is_run(folder):
             of_first_act = ["--resume", str(folder)]
         else:
@@ -276,6 +285,7 @@ def preset_lines(options: commands.StageCommand, presets: Sequence[str]) -> list
     if "pretrained" not in presets:
         return lines
     values = read_presets("pretrained", "--model")
+    # If the user has given an option another value, it is not shown.
     taken = {name: x for name, x in values.items() if getattr(options, name, None) == x}
     if taken:
         shown = ", ".join(f"{name} {x}" for name, x in taken.items())
@@ -303,7 +313,7 @@ def _compare(options: commands.CompareCommand) -> None:
 def _judge(options: commands.JudgeCommand) -> None:
     from marlhf_lite.extras.judges.judges import run_judge
 
-    # An endpoint is paid once, whatever the number of processes: RANK is this process's number.
+    # Of several processes only the first asks the endpoint, which costs money. RANK is the number of this process.
     if os.environ.get("RANK", "0") == "0":
         run_judge(options)
 
@@ -341,7 +351,7 @@ def _generate(options: commands.GenerateCommand) -> None:
         raise InputError("--prompt: not given, and the standard input is closed: give it")
     try:
         prompt = options.prompt or sys.stdin.read()
-        prompt.encode()  # Python may read bytes of other encodings as halves of surrogate pairs
+        prompt.encode()  # raises if Python has read bytes that are not UTF-8, as halves of surrogate pairs
     except UnicodeError:
         raise InputError("--prompt: not UTF-8: convert it, as by iconv -f latin1 -t utf8") from None
     from marlhf_lite.experiments.export import answer_prompt

@@ -17,9 +17,9 @@ BOUNDS = {
 
 
 def option(default, help: str, **bounds):
-    """Return a field of a dataclass with a help text and bounds, named as in `BOUNDS`; those at the edge included.
+    """Return a field of a dataclass, with a help text and bounds that are named as in `BOUNDS`.
 
-    So `least=1` allows 1, and `above=0` does not allow 0.
+    For example, `least=1` allows 1 itself, and `above=0` does not allow 0.
     """
     return field(default=default, metadata={"help": help, **bounds})
 

@@ -19,12 +19,12 @@ from marlhf_lite.config.checked import Checked, option
 class CommandTraits:
     """What a command does; `experiments` reads these traits and never a command's class.
 
-    stages: what it trains, in this order: sft, rm, and ppo, dpo, rloo or grpo. Empty: it evaluates, or only reads.
+    stages: what it trains, in this order: sft, rm, and ppo, dpo, rloo or grpo. If empty, it evaluates, or only reads.
     answers: whether it answers held-out prompts at the end.
-    own_part: the part that gets all rows of a file that no earlier run has read; "": the file is split.
+    own_part: the part that gets all rows of a file that no earlier run has read. If empty, the file is split.
     runs_programs: whether unit tests may judge answers.
     methods: its PPO runs, by name, each with its options.
-    judges_with_rm: whether a whole run trains a reward model to judge answers, given pairs and another reward.
+    judges_with_rm: whether a whole run with pairs trains a reward model to judge answers even if its reward is another.
     shows_sft: whether tables of a whole run have the SFT model, as the baseline; else the first method is the baseline.
     """
 
@@ -167,7 +167,8 @@ class EvaluateCommand(
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # a reward model, gold scores and tests score here without being named
+        # An evaluation uses a reward model, gold scores, tests or an environment whenever it has them, without being
+        # asked. So only a user's function is named.
         if self.reward in o.REWARDS:
             self.reward = ""
 
@@ -349,9 +350,8 @@ COMMANDS: dict[str, type[Checked]] = {
 def command_of(options: Checked) -> str:
     """Return the name of the command whose options these are; the first act belongs to the demo."""
     name_of = {command: name for name, command in COMMANDS.items()}
-    for own_or_inherited in type(
-        options
-    ).__mro__:  # the nearest first: `FirstAct` inherits from demo
+    # The nearest class comes first. `FirstAct` itself has no name, and inherits from the class of the demo.
+    for own_or_inherited in type(options).__mro__:
         if own_or_inherited in name_of:
             return name_of[own_or_inherited]
     raise ValueError(f"{type(options).__name__} has the options of no command")
@@ -382,8 +382,9 @@ def groups(command: type) -> dict[str, list[Field]]:
     """
     shared_groups: list[type] = []
     for parent in command.__mro__:
+        # Groups are the classes of `config.method` and `config.options`.
         is_group_of_options = parent.__module__ in (method.__name__, o.__name__)
-        # a group that another one of the list includes, as all sampling options are in those of PPO
+        # Another group of the list may have all options of this one, as that of PPO has those of sampling.
         is_included = any(issubclass(group, parent) for group in shared_groups)
         if is_group_of_options and not is_included:
             shared_groups.append(parent)
@@ -415,7 +416,7 @@ def added_commands() -> dict[str, type[AddedCommand]]:
     return found
 
 
-# the names of the options of all commands
+# The names of the options of all commands.
 OPTIONS: set[str] = set()
 for _command in COMMANDS.values():
     OPTIONS |= option_names(_command)

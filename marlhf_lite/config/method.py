@@ -130,7 +130,7 @@ class SamplingConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # a command's, beside these options
+        # A command has this option beside those of sampling; without it there is no limit.
         longest = getattr(self, "max_response_length", math.inf)
         if self.min_response_length > longest:
             limit = f"--max_response_length {longest}"
@@ -268,7 +268,7 @@ class KeepBestConfig(Checked):
         if self.patience and not self.keep_best:
             fix = "give --keep_best, such as score_mean"
             raise InputError(f"--patience {self.patience}: nothing to compare: {fix}")
-        has_tests = getattr(self, "eval_every", 0)  # a command's, beside these options
+        has_tests = getattr(self, "eval_every", 0)  # an option that a command has beside these
         if self.keep_best and not has_tests:
             what = "without tests on held-out prompts"
             raise InputError(f"--keep_best {self.keep_best}: {what}: give --eval_every")

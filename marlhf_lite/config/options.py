@@ -168,8 +168,9 @@ class RewardConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        environment = getattr(self, "environment", "")  # a command's, beside these options
-        if environment and self.reward == "rm":  # a reward model reads no dialogues
+        environment = getattr(self, "environment", "")  # an option that a command has beside these
+        # With an environment the default is its rewards: a reward model reads no dialogues.
+        if environment and self.reward == "rm":
             self.reward = "environment"
 
 
@@ -297,7 +298,7 @@ class EvaluationConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.temperatures  # refuses text
+        _ = self.temperatures  # raises for a bad value as soon as the options are made
 
     @property
     def temperatures(self) -> tuple[float, ...]:
@@ -311,7 +312,7 @@ class EvaluationConfig(Checked):
         try:
             temperatures = {float(word) for word in text.split(",")}
         except ValueError:
-            temperatures = {math.nan}  # refused below, like infinity and negative numbers
+            temperatures = {math.nan}  # refused below, as infinity and negative numbers are
         if not all(0 <= temperature < math.inf for temperature in temperatures):
             raise InputError(f"--eval_temperatures {text}: give numbers from 0 up, comma-separated")
         return tuple(sorted(temperatures))

@@ -139,8 +139,9 @@ class OptionParser(argparse.ArgumentParser):
         raise InputError(f"{message.removeprefix('argument ')}: see {self.prog} --help")
 
     def read_flags(self, words: Sequence[str]) -> dict:
-        """Return the options that these words give, by name and with their types; dashes in a name are underscores.
+        """Return the options that these words give, by name and with their types.
 
+        A dash in the name of an option counts as an underscore.
         Raises `InputError` with a line for each unknown option.
         """
 
@@ -161,13 +162,14 @@ class OptionParser(argparse.ArgumentParser):
                 fix = f"{did_you_mean(name, all_flags)}see {self.prog} --help"
                 problems.append(InputError(f"{name}: no option of {self.prog}: {fix}"))
         raise_all(problems)
+        # argparse sets an option that is not given to None.
         return {name: value for name, value in vars(known).items() if value is not None}
 
     def read_values(self, values: dict, source: str) -> dict:
         """Return the options among `values` that the command has, with their types.
 
-        Options of other commands are left out: one file serves several commands. Raises `InputError`, which begins with
-        `source`, for a name that no command has, and for a wrong type or a number out of bounds.
+        Options of other commands are left out, because one file may serve several commands. Raises `InputError`, which
+        begins with `source`, for a name that no command has, and for a wrong type or a number out of bounds.
         """
         of_this_command = {action.dest for action in self._actions}
         known = of_this_command
@@ -175,7 +177,7 @@ class OptionParser(argparse.ArgumentParser):
         if not issubclass(self.command, AddedCommand):
             known = of_this_command | OPTIONS
         for key in values:
-            # the config.yaml of a run has its versions
+            # The config.yaml of a run also has `versions`, which is no option.
             if key not in known and key != "versions":
                 fix = did_you_mean(str(key), known).rstrip() or f"see {self.prog} --help"
                 raise InputError(f"{source}: unknown key {key}: {fix}")
@@ -186,7 +188,7 @@ class OptionParser(argparse.ArgumentParser):
                 flags.append(f"--{key}={value}")
         try:
             typed = self.read_flags(flags)
-            self.make(typed)  # only for its checks of numbers
+            self.make(typed)  # only because this checks the numbers
         except InputError as error:
             raise_all([InputError(f"{source}: {line}") for line in str(error).splitlines()])
         return typed
@@ -198,7 +200,7 @@ class OptionParser(argparse.ArgumentParser):
         return self.read_values(read_presets(names, source), source)
 
     def read_given(self, flags: dict, stored: dict | None = None) -> dict:
-        """Return the options that the user gives, and those of the run that is resumed (`stored`), if one is.
+        """Return the options that the user gives, with those of the run that is resumed (`stored`), if there is one.
 
         Flags win over the file of --config, the file over `stored`, and `stored` over --preset.
         """
@@ -209,7 +211,8 @@ class OptionParser(argparse.ArgumentParser):
             path = Path(flags["config"]).expanduser()
             values = read_yaml(path, source)
             from_file = self.read_values(values, source)
-            # A run's record must not name code to run; a copy of it still has the versions of its libraries.
+            # The file may be the config.yaml of a run, or a copy of one, which still has its `versions`. The run may
+            # come from somebody else, so its record must not choose which code runs here.
             is_record_of_a_run = "versions" in values or run_of(path.parent) is not None
             if is_record_of_a_run:
                 check_code_is_named_anew(from_file, flags, source)
@@ -279,7 +282,7 @@ def parse_and_name_presets(
     flags = parser.read_flags(words)
     named_presets = [word.strip() for word in flags.get("preset", "").split(",") if word]
 
-    # 2. A resumed run has its own options; only some may change, and code is named anew.
+    # 2. A resumed run keeps its own options. Only some of them may change, and the user's code must be named again.
     resume = flags.get("resume", "")
     if resume:
         source = f"--resume {resume}"
@@ -315,7 +318,7 @@ def _automatic_presets(name: str, command: type, values: dict) -> list[str]:
     preset_of_data = f"embedded/{values.get('dataset', o.DataConfig.dataset)}"
     has_embedded_data = "dataset" in options and preset_of_data in all_presets
     model = o.ModelConfig.model
-    if has_embedded_data:  # it brings its model along
+    if has_embedded_data:  # its preset names the model that goes with it
         model = read_presets(preset_of_data, "--dataset").get("model", model)
     model = values.get("model", model)
     found = []
@@ -329,10 +332,11 @@ def _automatic_presets(name: str, command: type, values: dict) -> list[str]:
 
 
 def merge(layers: Sequence[dict]) -> dict:
-    """Merge options; later layers win.
+    """Merge dicts of options; if several have the same option, the value of the latest layer counts.
 
-    `prompt_epochs` and `updates` set one number, and `prompt_epochs` counts if both are given. So a later layer with
-    `updates` alone takes `prompt_epochs` of an earlier one away.
+    There is one exception. Two options set the number of updates, `updates` and `prompt_epochs`, and if a command has
+    both, it goes by `prompt_epochs`. So if a later layer gives `updates` alone, `prompt_epochs` of earlier layers is
+    removed: otherwise it would still decide the number.
     """
     values: dict = {}
     for layer in layers:
@@ -369,13 +373,13 @@ def _read_resumed_run(command: str, folder: str, flags: dict) -> dict:
     return stored
 
 
-def _check_unchanged(options: StageCommand, started: StageCommand) -> None:
-    """Raise `InputError` if an option that changes results differs from that of the resumed run.
+def _check_unchanged(options: StageCommand, options_at_start: StageCommand) -> None:
+    """Raise `InputError` if an option that changes results has another value than when the resumed run was started.
 
     An option that the run has not stored, because it is newer, had its default.
     """
     for name, value in asdict(options).items():
-        value_at_start = getattr(started, name)
+        value_at_start = getattr(options_at_start, name)
         if name not in MAY_CHANGE and value_at_start != value:
             then = f"the run was started with {value_at_start}"
             raise InputError(f"--{name} {value}: {then}: leave it out, or start another run")
@@ -384,24 +388,25 @@ def _check_unchanged(options: StageCommand, started: StageCommand) -> None:
 def _inherit(parser: OptionParser, given: dict) -> dict:
     """Return the data and model options that a command takes over from the runs which made its models.
 
-    `given` are the options that the user gives: they are not returned, and they say which models the command takes. If
+    `given` are the options that the user gives. They say which models the command takes, and they are not returned. If
     the user gives other data, the data options of those runs do not count. Raises `InputError` if such a run
-    contradicts another one or `given`, or names code that `given` does not.
+    contradicts another one or `given`, or if it names code that the user has not named again.
     """
     # 1. The runs. Their order matters: the first one with an option decides it, and the others have to agree.
     runs = []
     for option, folder in _input_runs(given):
         runs.append((option, folder, RunFolder.open(folder).config))
     has_policies = any(option == "policies" for option, _, _ in runs)
-    gives_rows = any(name in given for name in ROW_SOURCE)
-    if not gives_rows:  # policies are evaluated on the prompts of their own run, so it comes first
+    user_names_rows = any(name in given for name in ROW_SOURCE)
+    # Unless the user names the rows, policies are evaluated on the prompts of their own run, so it comes first.
+    if not user_names_rows:
         of_policies = [run for run in runs if run[0] == "policies"]
         of_others = [run for run in runs if run[0] != "policies"]
         runs = [*of_policies, *of_others]
 
-    known = dict(given)
+    known = dict(given)  # the options that are decided so far
     for option, folder, config in runs:
-        # 2. The options of this run. If a run on data has not stored `size`, it had the default.
+        # 2. The options of this run. If a run that read data has not stored `size`, it had the default.
         source = f"--{option} {folder}"
         stored = {name: config[name] for name in INHERITED if name in config}
         of_run = parser.read_values(stored, f"{folder}/{CONFIG}")
@@ -409,12 +414,13 @@ def _inherit(parser: OptionParser, given: dict) -> dict:
         if is_on_data:
             of_run = {"size": o.DataConfig.size} | of_run
 
-        # 3. If it read other rows, its data options do not count: the user has given others, or policies have.
+        # 3. If it read other rows than those that are decided, its data options do not count. Only the user may decide
+        # that, and policies may for an SFT or reward model. Otherwise two runs contradict each other.
         known_rows = {name: known[name] for name in ROW_SOURCE if name in known}
         reads_other_rows = bool(known_rows) and not same_data(of_run | known_rows, of_run)
         if reads_other_rows:
             must_agree = option == "policies" or not has_policies
-            if must_agree and not gives_rows:
+            if must_agree and not user_names_rows:
                 made = f"made with --dataset {of_run.get('dataset')}, but another run with --dataset {known['dataset']}"
                 raise InputError(f"{source}: {made}: give the data of this command by --dataset")
             of_run = {name: value for name, value in of_run.items() if name not in DATA}
@@ -422,7 +428,7 @@ def _inherit(parser: OptionParser, given: dict) -> dict:
 
         # 4. Take over what is not known yet, and compare the rest if it may not differ.
         for name, value in of_run.items():
-            # The command starts from an adapter of this shape. A reward model's may have another one than the policy's.
+            # The policy keeps the shape of the adapter that it starts from. A reward model's may have another shape.
             asks_for_shape = name in ADAPTER and option != "rm" and name in given
             may_not_differ = name in MUST_MATCH or asks_for_shape
             if may_not_differ and name in known and known[name] != value:
@@ -446,7 +452,7 @@ def _as_flag(name: str, value: object) -> str:
 def names_of_code(values: Mapping) -> dict[str, str]:
     """Return the options among `values` that name Python code outside this library, as package.module:name.
 
-    What one of the library's own presets names, such as the environment of tiny-guess, is the library's.
+    Code that one of the library's own presets names, such as the environment of tiny-guess, belongs to the library.
     """
     found = {}
     for option in CODE_OPTIONS:
@@ -467,7 +473,7 @@ def as_words(values: Mapping[str, str]) -> str:
 
 
 def check_code_is_named_anew(recorded: Mapping, given: Mapping, source: str) -> None:
-    """Raise `InputError` if the record of a run names code and the user has not given that option himself.
+    """Raise `InputError` if the record of a run names code in an option that the user has not given in this command.
 
     Importing such a name runs the code. A run that was downloaded must not choose what runs here.
     """
@@ -484,6 +490,7 @@ def same_data(one: dict, other: dict) -> bool:
     """Return whether the options of two commands name the same rows; a path may be written in several ways."""
 
     def real_path(values: dict) -> str:
+        # Names of embedded data and of the hub become paths, too: these do not exist, but equal names give equal paths.
         return os.path.realpath(os.path.expanduser(str(values.get("dataset", ""))))
 
     if real_path(one) != real_path(other):

@@ -13,8 +13,8 @@ from marlhf_lite.utils.errors import InputError
 class Rule(NamedTuple):
     """A combination that does not work, such as a stage with a sampler; `message` says what to change.
 
-    An axis is a question about a run, such as its stage. `when` and `against` have axis -> values: the combination is
-    that each axis has one of its values.
+    An axis is a question about a run, such as its stage. `when` and `against` map axes to values: a run is such a
+    combination if on every axis of both it has one of the values there.
     """
 
     when: dict[str, list[str]]
@@ -22,7 +22,10 @@ class Rule(NamedTuple):
     message: str
 
     def refuses(self, cell: Mapping[str, str]) -> bool:
-        """Return whether a run with these values of axes is such a combination; an axis that it lacks is none."""
+        """Return whether a run is such a combination. `cell` has its value on each axis.
+
+        If `cell` lacks one of the axes, the run is not such a combination.
+        """
         refused = self.when | self.against
         return all(cell.get(axis) in values for axis, values in refused.items())
 
@@ -33,9 +36,8 @@ def _split_values(axes: Mapping[str, str]) -> dict[str, list[str]]:
 
 _FILE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 NAMES: dict[str, dict[str, str]] = _FILE["names"]  # axis -> value -> how a message calls it
-ADVICE: dict[str, str] = _FILE[
-    "advice"
-]  # name in the messages -> a sentence that several of them have
+# name in the messages -> a sentence that several of them have
+ADVICE: dict[str, str] = _FILE["advice"]
 RULES = [
     Rule(_split_values(rule["when"]), _split_values(rule["against"]), rule["message"])
     for rule in _FILE["rules"]
@@ -56,10 +58,10 @@ def refuse_what_does_not_go_together(cell: Mapping[str, str], **shown: object) -
     """
     for rule in RULES:
         if rule.refuses(cell):
-            # what stands for the names in braces of the message
+            # The texts that replace the names in braces in the message.
             words = {"stage": cell["stage"]}
             for axis, name_of_value in NAMES.items():
-                if cell.get(axis) in name_of_value:
+                if cell.get(axis) in name_of_value:  # messages can show this value
                     words[axis] = name_of_value[cell[axis]].format(**shown)
             for name, advice in ADVICE.items():
                 words[name] = advice.format(sft=shown.get("sft"))

@@ -55,8 +55,8 @@ def contents_of(options: StageCommand, inputs: Inputs, template: str, task: Task
         contents |= code_contents(option, getattr(options, option, ""))
     contents |= input_contents(inputs.sft, inputs.rm)
 
-    # The rows, by their two digests (`rows_digests`). Manifests are compared only if the places are the same. Another
-    # reward or environment may take other columns of the same file, so these are a part of the place of `COLUMNS`.
+    # The rows, by their two digests (`rows_digests`). Entries of two runs are compared only if their places are equal.
+    # Another reward or environment may take other columns of the same file, so both belong to the place of `COLUMNS`.
     readers_of_columns = f"{reward_of(options)} {environment_of(options)}".strip()
     places = {"data": options.dataset, COLUMNS: f"{options.dataset} for {readers_of_columns}"}
     for name, digest in task.digests.items():
