@@ -288,8 +288,8 @@ def read_data(plan: PlannedRun) -> None:
     )
     plan.task = task
     plan.notes_on_data = [*notes_on_rows, *notes_on_lengths]
-    # The run stores this option, and commands that take its models inherit it. So the template writes none of their
-    # prompts either, even if their rows are messages.
+    # No template has written this data. The run stores this option, and commands that take its models inherit it, so no
+    # template writes their prompts either, even if their rows are messages.
     if not task.chats:
         plan.options = replace(plan.options, chat_template="none")
 
@@ -460,10 +460,10 @@ def load_base_model(plan: PlannedRun) -> None:
 
 
 def make_manifest(plan: PlannedRun) -> None:
-    """Make the run's manifest: what the command reads, by its content; and notes on what has changed.
+    """Make the run's manifest, with what the command reads by its content, and notes on what has changed.
 
-    Raises `InputError` for changes since this run, or an earlier run that made one of its models, read the same, unless
-    they are accepted.
+    Raises `InputError` if content has changed, and the change is not accepted: since the run itself began, or since an
+    earlier run that made one of its models has read it.
     """
     options = plan.options
     contents = contents_of(options, plan.inputs, plan.tokenizer.chat_template, plan.task)

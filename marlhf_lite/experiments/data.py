@@ -116,8 +116,9 @@ def for_one_stage(task: Task, part: str) -> Task:
     """Return the task with all training rows in the part `part`; the other training parts are then empty.
 
     If `part` is a training part, the held-out rows stay as they are. If it is `test`, all rows are held out. The task
-    is returned unchanged if its rows lack the column from which the stage of this part learns.
+    is returned unchanged if its rows lack the column that the stage of this part needs.
     """
+    # PPO and tests need no answers, only prompts.
     needed_column = {"sft": "chosen", "rm": "rejected"}.get(part, "prompt")
     parts_to_join = TRAIN_PARTS
     if part not in TRAIN_PARTS:  # it is `test`

@@ -176,10 +176,10 @@ def check_tokenizer_beside(folder: Path, tokenizer, model: str, chat_template: s
     """
     delete_it = f"delete the tokenizer's files in {folder} to use that of --model"
     if has_tokenizer(folder):
-        own = read_tokenizer(str(folder), folder)
-        own_template = own.chat_template
-        own_end = own.eos_token
-        _check_same_tokens(own, tokenizer, f"that of --model {model}", folder, delete_it)
+        own_tokenizer = read_tokenizer(str(folder), folder)
+        own_template = own_tokenizer.chat_template
+        own_end = own_tokenizer.eos_token
+        _check_same_tokens(own_tokenizer, tokenizer, f"that of --model {model}", folder, delete_it)
     else:  # even if the tokenizer's own files were deleted, its settings may be there
         own_template, own_end = read_template_and_end(folder)
 
