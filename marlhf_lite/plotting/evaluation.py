@@ -39,8 +39,9 @@ from marlhf_lite.utils.errors import InputError
 def best_of_n_map(cells: Sequence[Mapping], score: str = "rm_score") -> np.ndarray:
     """Draw best-of-N by temperature, a panel for each method on one colour scale (Figure 8). Returns [methods] Axes.
 
-    `cells` are those of `best_of_n.best_of_n`, without temperature 0, which has only N = 1. `score` may be gold: the
-    gold score of the response that the reward model picks. Raises `InputError` if there are no cells with the score.
+    `cells` are those of `best_of_n.best_of_n`. Cells of temperature 0 are left out, because they have only N = 1. If
+    `score` is the gold score, it is that of the response that the reward model picks. Raises `InputError` if no cell
+    is left, or one lacks the score.
     """
     cells = [cell for cell in cells if cell["temperature"] != 0]
     if not cells or not all(score in cell for cell in cells):
@@ -80,7 +81,7 @@ def best_of_n_map(cells: Sequence[Mapping], score: str = "rm_score") -> np.ndarr
     axes[0].figure.colorbar(
         axes[0].collections[0], ax=axes.tolist(), label=label_of(score), aspect=30
     )
-    by = cells[0].get("by", "rm_score")
+    by = cells[0].get("by", "rm_score")  # the score that picks the best response
     kept = "" if score == by else f" The kept response is the one with the best {label_of(by)}."
     counts = f"{cells[0]['prompts']} prompts, from {cells[0]['samples']} samples each"
     caption(axes[0].figure, f"Best of N, mean over {counts}.{kept}")
@@ -96,14 +97,16 @@ def best_of_n_curve(
     Args:
         responses: at one temperature above 0, with several samples of each prompt, or the run or file that has them
             (`marlhf evaluate --eval_samples 16`).
-        score: the column to draw; by default the one that picks, `by`, which is explained in `best_of_n`.
+        score: the column to draw; by default `by`.
+        by: the column by which the best response is picked; see `best_of_n`.
     """
     frame = _responses_of(responses)
     check_one_temperature(frame)
-    # The number of samples of a prompt, from the first method: any column that all responses have would do.
+    # The number of samples of a prompt, taken from the first method. Only the shape of the matrix counts, so any column
+    # that all responses have would do.
     first_method = frame[frame["method"] == frame["method"].iloc[0]]
     samples = score_matrix(first_method, "sample").shape[1]
-    sizes = [2**k for k in range(samples.bit_length())]  # the powers of 2 up to it
+    sizes = [2**k for k in range(samples.bit_length())]  # the powers of 2 up to `samples`
     cells = best_of_n(frame, sizes, by)
     by = cells[0]["by"]
     score = score or by
@@ -132,15 +135,15 @@ def best_of_n_curve(
 def reward_against_kl(
     responses: pd.DataFrame | Sequence[Mapping] | str | Path, score: str = ""
 ) -> Axes:
-    """Draw the score of each method over its KL to the SFT model: what a method pays for its score.
+    """Draw the score of each method over its KL to the SFT model: how far it has moved away for its score.
 
     Args:
-        responses: at one temperature, or the run or file that has them. Several runs in one table, such as runs with
-            different --kl_coef, show the whole trade.
+        responses: at one temperature, or the run or file that has them. If the table has several runs, such as runs
+            with different --kl_coef, they show how the score grows with the KL.
         score: the column to draw; by default that of the reward.
 
     Raises:
-        InputError: responses without KL, or at several temperatures.
+        InputError: the responses have no KL, or several temperatures.
     """
     frame = _responses_of(responses)
     check_one_temperature(frame)
@@ -167,14 +170,17 @@ def reward_against_kl(
 
 
 def _bar(interval: Interval) -> list[list[float]]:
-    """Return [2, 1] lengths of an error bar, down and up; rounding may put an end on the wrong side of the mean."""
+    """Return [2, 1] lengths of an error bar, down and up from the mean.
+
+    Rounding may put an end of the interval on the wrong side of the mean; matplotlib refuses negative lengths.
+    """
     down = interval.mean - interval.low
     up = interval.high - interval.mean
     return [[max(down, 0.0)], [max(up, 0.0)]]
 
 
 def _responses_of(responses: pd.DataFrame | Sequence[Mapping] | str | Path) -> pd.DataFrame:
-    """Return the responses in a run or file, or those that were given."""
+    """Return a table of responses; if `responses` is a path, those in this run or file."""
     if isinstance(responses, str | Path):
         return read_responses(responses)
     return to_frame(responses)
@@ -184,7 +190,7 @@ def _responses_of(responses: pd.DataFrame | Sequence[Mapping] | str | Path) -> p
 def temperature_sweep(responses: pd.DataFrame | Sequence[Mapping], score: str = "rm_score") -> Axes:
     """Draw the mean score over sampling temperature, with intervals over prompts; 0 is greedy (paper: Figure 21)."""
     frame = to_frame(responses)
-    of_prompts = {}
+    of_prompts = {}  # the mean score of each prompt, by method and temperature
     for key, rows in frame.groupby(["method", "temperature"], sort=False):
         of_prompts[key] = score_matrix(rows, score).mean(axis=1)
     means = pd.concat(of_prompts, names=["method", "temperature"])
@@ -192,11 +198,11 @@ def temperature_sweep(responses: pd.DataFrame | Sequence[Mapping], score: str = 
     ax = subplots((1, 1), 0.68)[0, 0]
 
     def ends_of_interval(values: pd.Series) -> tuple[float, float]:
-        interval = bootstrap_mean(values, 2000)
+        interval = bootstrap_mean(values, 2000)  # resamples
         return interval.low, interval.high
 
     band = {"errorbar": ends_of_interval, "err_kws": {"alpha": 0.15, "linewidth": 0}}
-    # One call for each method, since seaborn has its own dashes.
+    # One call for each method, because in a single call seaborn would choose dashes of its own.
     for name, style in method_styles(frame["method"].unique(), marker=True).items():
         rows = table[table["method"] == name]
         look = {"markersize": 5, "markeredgewidth": 0, **style}
@@ -217,7 +223,8 @@ def shift_histogram(scores: pd.DataFrame) -> np.ndarray:
     """
     moved = shifts(scores)  # a column for each method but the baseline
     count = moved.shape[1]
-    height_of_panel = 0.34 if count > 1 else 0.5  # one panel is as wide as two
+    # A single panel is as wide as two, so it is higher.
+    height_of_panel = 0.34 if count > 1 else 0.5
     axes = grid(count, 0.06, height_of_panel, sharex=True, sharey=True)
     bins = np.histogram_bin_edges(moved, bins=30)
     for ax, (method, style) in zip(axes, method_styles(moved).items(), strict=True):
@@ -242,7 +249,8 @@ def score_quantiles(
 ) -> Axes:
     """Draw the share of responses that score no more than x, which shows the tails (paper: Figures 3, 14, 16).
 
-    `scores`: method to finite scores [N]; `thresholds` are marked. Raises `InputError` for other scores.
+    `scores` maps each method to its scores [N]. `thresholds` are marked by vertical lines. Raises `InputError` if a
+    method has no scores, or one that is not finite.
     """
     arrays = {name: finite(name, values) for name, values in scores.items()}
     ax = subplots((1, 1), 0.68)[0, 0]
@@ -265,7 +273,8 @@ def score_quantiles(
 def over_optimisation(runs: Runs, smooth: int = 5) -> Axes:
     """Draw gold score against reward model score over training: if the path turns down, only the proxy improves.
 
-    Not in the paper. Rows have `update`, `score_mean` and `gold_mean`; `smooth` and errors as in `reward_curves`.
+    Not in the paper. The rows of `runs` need `update`, `score_mean` and `gold_mean`; `smooth` and the errors are those
+    of `reward_curves`.
     """
     ax = panels(runs, [("score_mean", "gold_mean")], (1, 1), 0.68, smooth)[0, 0]
     caption(

@@ -48,11 +48,13 @@ TABLE = {
 def method_styles(names: Collection[str], marker: bool = False) -> dict[str, dict]:
     """Return each name's colour and line style, and with `marker` its marker, as arguments of matplotlib.
 
-    A method of the table `METHODS` looks the same in every figure. Several names of one method ("PPO 0.05", "PPO 0.2")
-    have its colour and differ in line and marker, in the order of `names`. Names of no method take colours of `SERIES`,
-    in alphabetical order.
+    A method of the table `METHODS` looks the same in every figure. If several names belong to one method, as "PPO 0.05"
+    and "PPO 0.2" do, all have its colour; in the order of `names`, the first has its line and marker, and the others
+    have different ones. Names that belong to no method take colours of `SERIES`, in alphabetical order.
     """
-    methods = {name: _entry(name) for name in names}  # the method that a name contains, or None
+    methods = {
+        name: _method_in(name) for name in names
+    }  # None for a name that belongs to no method
     unknown = sorted(name for name, method in methods.items() if method is None)
     looks = {}
     colours_so_far = []
@@ -61,7 +63,7 @@ def method_styles(names: Collection[str], marker: bool = False) -> dict[str, dic
             style = Style(SERIES[unknown.index(name) % len(SERIES)])
         else:
             style = METHODS[method]
-        # The first name with a colour has the method's own line and marker, later ones those of the next variant.
+        # The lines and markers that the names of this colour get, one name after the other: the method's own first.
         variants = [(style.line, style.marker)]
         for other_line, other_marker in _VARIANTS:
             if other_line != style.line:
@@ -75,14 +77,15 @@ def method_styles(names: Collection[str], marker: bool = False) -> dict[str, dic
     return looks
 
 
-def _entry(name: str) -> str | None:
-    """Return the method of the table that `name` contains, or None.
+def _method_in(name: str) -> str | None:
+    """Return the first method of the table that `name` contains, or None if it contains none.
 
     The name of a method may stand beside other words ("PPO 0.05" is a variant of PPO), but not as a part of a longer
     name: "PPO-0.9" and "PPO_b" are other methods, with a colour of their own.
     """
     for key in (*SAME, *METHODS):  # `SAME` has other words for methods of the table
-        # No letter, digit or hyphen before it; after it at most an s, and then no longer word.
+        # No letter, digit or hyphen may stand before the key. After it there may be an s, but then the word must end.
+        # A key that ends with a mark, such as "best-of-", may have anything after it.
         begin = r"(?<![\w-])"
         end = r"s?(?!\w|[-_]\w)" if key[-1].isalnum() else ""
         if re.search(begin + re.escape(key) + end, name):

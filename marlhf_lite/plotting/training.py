@@ -38,19 +38,21 @@ def reward_curves(
 ) -> Axes:
     """Draw a metric over updates (paper: Figures 2, 5, 6, 9, 13, 15, 19).
 
-    One run: every update, faint, and the mean of the last `smooth`. Several: the means of each run, thin; the mean of
-    all; and a band of ±1 standard deviation (N−1), over the updates that all runs have.
+    A method with one run gets a faint line of every update, and a bold line of the mean over the last `smooth` updates.
+    A method with several runs gets a thin line of such means for each run; and, over the updates that all its runs
+    have, a bold line of the mean over runs with a band of ±1 standard deviation (N−1).
 
     Args:
-        runs: rows have `update` and, in some, the metric; nulls are skipped.
-        smooth: number of updates to average, of those with a value; 1: no averaging.
+        runs: every row has `update`, and some have the metric; a row whose metric is null is skipped.
+        smooth: how many of the last updates with a value are averaged; 1 averages nothing.
+        ax: the Axes to draw on; by default those of a new figure, which gets a caption.
 
     Raises:
         InputError: no rows, a missing metric, or seeds without an update in common.
     """
     if ax is None:
         ax = panels(runs, [("update", metric)], (1, 1), 0.68, smooth)[0, 0]
-        caption(ax.figure, _reading(runs, smooth))
+        caption(ax.figure, _explanation_of_lines(runs, smooth))
     else:
         _draw(ax, curve_tables(runs, [metric], smooth), "update", metric)
     return ax
@@ -79,14 +81,15 @@ def curve_tables(
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Return three tables of the runs with the columns method, update, seed and the metrics.
 
-    `runs` has a list of runs for each method, and `seed` is a run's place in that list. The first table has the updates
-    at which every metric has a value, and of several rows with one update, as after a resume, the last. The second has
-    the mean over the last `smooth` of them in place of each value. The third has those rows of the second whose update
-    all runs of the method have, so that a mean over runs has the same runs everywhere. Errors are those of
-    `reward_curves`.
+    `runs` has a list of runs for each method, and `seed` is a run's place in that list. The first table has a row for
+    each update of a run at which every metric has a value (see `_run_table`). The second table has the same rows, but
+    in place of each value the mean over this update and those before it, `smooth` updates in all. The third table has
+    those rows of the second whose update all runs of the method have, so that a mean over runs has the same runs
+    everywhere. Errors are those of `reward_curves`.
     """
     for name, runs_of_method in runs.items():
-        if not len(runs_of_method) or isinstance(runs_of_method[0], Mapping):  # the rows of one run
+        # There are no runs, or the method has the rows of one run in place of a list of runs.
+        if not len(runs_of_method) or isinstance(runs_of_method[0], Mapping):
             raise InputError(
                 f"{name}: give a list of runs, each a list of rows; for a single run [rows]"
             )
@@ -96,6 +99,7 @@ def curve_tables(
             parts.append(_run_table(name, rows, list(metrics)).assign(seed=seed))
     raw = pd.concat(parts, ignore_index=True)
 
+    # `min_periods`: the first updates of a run are averaged over fewer than `smooth`.
     values_of_run = raw.groupby(["method", "seed"])[list(metrics)]
     means = values_of_run.transform(lambda values: values.rolling(smooth, min_periods=1).mean())
     smoothed = raw.assign(**means)
@@ -113,18 +117,20 @@ def curve_tables(
 
 
 def _run_table(name: str, rows: Sequence[Mapping], metrics: list[str]) -> pd.DataFrame:
-    """Return the rows of a run at which every metric has a value, in order of updates; `name` is that of its method.
+    """Return a table of the updates of a run at which every metric has a value, in order; `name` is its method's.
 
-    Of rows with the same update, as after a resume, the last one counts. Raises `InputError` if a column is missing, or
-    no row has all values.
+    If several rows have the same update, as after a resume, only the last one counts. Raises `InputError` if a column
+    is missing, or if no row has a value of every metric.
     """
+    # As objects: pandas need not guess types, since the columns that are used become floats below.
     table = pd.DataFrame(list(rows), dtype=object)
     columns = ["update", *metrics]
     for column in columns:
         if column not in table:
             known = ", ".join(table) or "none"
             raise InputError(f"{name}: no {column!r} in its rows: name one of {known}")
-    table = table[columns].astype(float)
+    table = table[columns].astype(float)  # null becomes NaN
+    # The last row of an update counts even if it lacks a value, so duplicates go before rows without a value do.
     table = table.drop_duplicates("update", keep="last").sort_values("update")
     table = table[np.isfinite(table).all(axis=1)]
     if not len(table):
@@ -140,10 +146,11 @@ def _run_table(name: str, rows: Sequence[Mapping], metrics: list[str]) -> pd.Dat
 def panels(
     runs: Runs, pairs: list[tuple[str, str]], shape: tuple[int, int], height: float, smooth: int
 ) -> np.ndarray:
-    """Make a figure with a panel for each pair of x and y, names of metrics or "update"; return its Axes.
+    """Make a figure with a panel for each pair (x, y), and return its Axes [rows, columns].
 
-    `shape` is the number of rows and columns of panels, and `height` that of the figure in units of its width. All
-    tables are made before the figure, so that faulty data leave no empty one.
+    x and y are names of metrics, or "update". `shape` is the number of rows and of columns of panels, and `height` the
+    height of the figure in units of its width. All tables are made before the figure, so that an error in the data
+    leaves no empty figure behind.
     """
     curves = []
     for pair in pairs:
@@ -161,14 +168,18 @@ def panels(
 def _draw(
     ax: Axes, tables: tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame], x: str, y: str
 ) -> None:
-    """Draw each method's runs and their mean: over updates with a band, else as a path that ends with a dot.
+    """Draw each method's runs faintly and the mean over them in bold; `tables` are those of `curve_tables`.
 
-    `tables` are those of `curve_tables`. A method with one run has its single values in place of other runs.
+    If `x` is "update", all of these are curves, and the mean has a band of ±1 standard deviation. If `x` is a metric,
+    they are paths from update to update, and the path of the mean ends with a dot. If a method has a single run,
+    its raw values are faint, and its smoothed curve or path is bold.
     """
     raw, smoothed, shared = tables
-    is_single_run = raw.groupby("method")["seed"].transform("max") == 0  # of each row
+    # For each row of the tables: does its method have a single run? `seed` numbers the runs of a method from 0, so the
+    # largest one is then 0.
+    is_single_run = raw.groupby("method")["seed"].transform("max") == 0
 
-    # 1. The looks: each method has its colour; its mean is bold and dashed, its runs are faint.
+    # 1. The looks: each method has its colour; its mean is bold, with the method's dashes, and its runs are faint.
     colours = {}
     dashes = {}  # as seaborn wants them: "" is a solid line
     for name, style in method_styles(raw["method"].unique()).items():
@@ -176,25 +187,25 @@ def _draw(
         dashes[name] = "" if style["linestyle"] == "-" else style["linestyle"][1]
     line = {"x": x, "y": y, "hue": "method", "palette": colours}
     bold = {"style": "method", "dashes": dashes, "linewidth": 1.4, "ax": ax}
-    # The more runs, the fainter they are, so that the means stay clear.
-    share = min(1.0, 16 / raw.groupby(["method", "seed"]).ngroups)
+    # More than 16 runs are drawn fainter and thinner, so that the means stay clear.
+    strength = min(1.0, 16 / raw.groupby(["method", "seed"]).ngroups)
     faint = {
-        "units": "seed",  # a line for each run
-        "estimator": None,
-        "sort": False,
+        "units": "seed",  # a line for each run,
+        "estimator": None,  # without averaging them
+        "sort": False,  # in the order of updates; along a path x may go back
         "ax": ax,
-        "alpha": max(0.2, 0.4 * share),
-        "linewidth": max(0.4, 0.6 * share),
+        "alpha": max(0.2, 0.4 * strength),
+        "linewidth": max(0.4, 0.6 * strength),
     }
 
     if x == "update":
-        # 2. Curves over updates.
+        # 2. Curves over updates. Of single runs `where` takes the raw values, of others the smoothed ones.
         runs = smoothed.where(~is_single_run, raw)
         seaborn.lineplot(runs, **line, **faint, legend=False)
         band = {"errorbar": "sd", "err_kws": {"alpha": 0.15, "linewidth": 0}}
         seaborn.lineplot(shared, **line, **bold, **band)
     else:
-        # 3. Paths of one metric over another.
+        # 3. Paths of one metric over another; the raw values of a single run are small dots.
         dots = {"linewidth": 0, "legend": False, "ax": ax}
         if is_single_run.any():
             seaborn.scatterplot(raw[is_single_run], **line, **dots, s=3, alpha=0.4)
@@ -208,10 +219,11 @@ def _draw(
     dress(ax, x, y)
 
 
-def _reading(runs: Runs, smooth: int) -> str:
+def _explanation_of_lines(runs: Runs, smooth: int) -> str:
     """Return the part of a caption that says what faint, thin and bold lines are."""
     counts = {len(runs_of_method) for runs_of_method in runs.values()}
     parts = []
+    # With `smooth` 1 the faint and the bold line of a single run are the same.
     if 1 in counts and smooth > 1:
         parts.append(f"Faint: single updates; bold: mean of the last {smooth}.")
     several = sorted(counts - {1})
@@ -232,7 +244,10 @@ def subplots(shape: tuple[int, int], height: float, **options) -> np.ndarray:
 
 
 def grid(count: int, margin: float, height: float, **options) -> np.ndarray:
-    """Make a figure of `count` panels, two per row, each `height` of its width; return their Axes, flat."""
+    """Make a figure of `count` panels, two per row, and return their Axes, flat.
+
+    In units of the figure's width, each row of panels is `height` high, and `margin` is added for the whole figure.
+    """
     rows = ceil(count / 2)
     columns = min(2, count)
     axes = subplots((rows, columns), margin + height * rows, **options).ravel()
@@ -252,7 +267,11 @@ def dress(ax: Axes, x: str, y: str) -> None:
 
 
 def label_of(name: str) -> str:
-    """Return what figures call a metric or a score; the name of a user's function, as module:function, stays."""
+    """Return what figures call a metric or a score.
+
+    A name that is not in the table stays if it is a user's function, module:function; otherwise underscores become
+    spaces.
+    """
     return LABELS.get(name, name if ":" in name else name.replace("_", " "))
 
 
@@ -272,6 +291,7 @@ def make_words_on_cells_readable(ax: Axes) -> None:
     Seaborn writes in white on colours of middle lightness, where black has twice the contrast.
     """
     cells = ax.collections[0]
+    # Cells without a value have no words.
     colours = cells.get_facecolors()[~np.ma.getmaskarray(cells.get_array()).ravel()]
     for words, colour in zip(ax.texts, colours, strict=True):
         # The relative luminance of WCAG 2. Above 0.179 black has more contrast than white.
@@ -288,7 +308,8 @@ def legend(ax: Axes) -> None:
     handles, labels = ax.get_legend_handles_labels()
     if ax.get_legend():
         ax.get_legend().remove()
-    # Widths in units of the font's size: a letter takes about 0.6, and a line with its margins 4.5.
+    # Widths in units of the font's size, which is in points (72 to the inch): a letter takes about 0.6, and a line with
+    # its margins 4.5.
     width = ax.figure.get_figwidth() * 72 / plt.rcParams["font.size"]
     width_of_column = 4.5 + 0.6 * max(map(len, labels))
     columns_that_fit = int(width / width_of_column)
@@ -297,10 +318,14 @@ def legend(ax: Axes) -> None:
 
 
 def caption(figure: Figure, text: str) -> None:
-    """Put `text` under the figure instead of an earlier caption: it is outside the figure's area, so use `save`."""
+    """Put `text` under the figure, in place of an earlier caption.
+
+    The text is outside the figure's area, so write the figure with `save`, which includes it.
+    """
     for old in [item for item in figure.texts if item.get_gid() == "caption"]:
         old.remove()
     size = plt.rcParams["font.size"] - 1
+    # A line has as many letters as fit the width: about 133 / size to the inch.
     wrapped = textwrap.fill(" ".join(text.split()), int(133 / size * figure.get_figwidth()))
     # parse_math off: a lone dollar sign is money, not a formula.
     figure.text(
@@ -308,12 +333,13 @@ def caption(figure: Figure, text: str) -> None:
     )
 
 
-# So that the same figure gives the same bytes; keys of the formats, by the ending of the file.
+# Entries that are left out of a file's metadata, by its ending. Without version and date, the same figure gives the same
+# bytes.
 WITHOUT_DATES = {".png": {"Software": None}, ".pdf": {"CreationDate": None}}
 
 
 def save(figure: Figure | Axes | np.ndarray, path: str | Path) -> Path:
-    """Write a figure, or that of Axes, as .png or .pdf; the same figure gives the same bytes."""
+    """Write a figure, or the figure of these Axes, as .png or .pdf; the same figure gives the same bytes."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if not isinstance(figure, Figure):  # Axes, or an array of them
