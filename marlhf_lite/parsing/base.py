@@ -19,7 +19,7 @@ class Leaf(str):
     start: int
     end: int
 
-    # The defaults are for `copy` and `pickle`, which make a string first and set its attributes then.
+    # The defaults are for `copy` and `pickle`, which first make a leaf of the word alone and then set its attributes.
     def __new__(cls, word: str, start: int = 0, end: int = 0) -> "Leaf":
         leaf = super().__new__(cls, word)
         leaf.start = start
@@ -29,7 +29,10 @@ class Leaf(str):
 
 @dataclass(frozen=True)
 class ParsedSentence:
-    """The sentence text[start:end] and its tree, or None. Trees may be shared between sentences: do not edit them."""
+    """The sentence text[start:end] of a text and its tree, which is None if the sentence could not be parsed.
+
+    Several sentences may share a tree: do not edit it.
+    """
 
     start: int
     end: int
@@ -37,36 +40,39 @@ class ParsedSentence:
 
 
 class Parser(Protocol):
-    """Any function from a text to its sentences, in order and without overlap, and so are the leaves of each.
+    """Any function from a text to its sentences.
 
-    Text between sentences that is more than white space counts as a sentence without a tree.
+    The sentences are in order and do not overlap, and the same holds for the leaves of each tree. If there is more than
+    white space between two sentences, that text counts as a sentence without a tree.
     """
 
     def __call__(self, text: str) -> list[ParsedSentence]: ...
 
 
-# Trees. Syntax trees of broken programs can be deeper than Python's stack, so only `place_leaves` recurses.
+# Trees. Syntax trees of broken programs can be deeper than Python's stack, so functions that get them keep a list of
+# nodes instead of calling themselves. `place_leaves`, which parsers of natural language use, does call itself.
 
 
 def place_leaves(
     tree: nltk.Tree, spans: Sequence[tuple[int, int]], words: Sequence[str]
 ) -> nltk.Tree:
-    """Return a copy of `tree` whose leaves are these words with their spans, one for each leaf, left to right.
+    """Return a copy of `tree` with new leaves, which know their places in a sentence.
 
-    A span is (start, end) in characters of the sentence.
+    From left to right, leaf i of the copy is the `Leaf` words[i] with the span spans[i]: (start, end) in characters
+    from the start of the sentence. The words need not be those of `tree`, but there must be one for each of its leaves.
     """
     new_leaves = iter([Leaf(word, *span) for word, span in zip(words, spans, strict=True)])
 
     def copy(node):
         if isinstance(node, nltk.Tree):
             return nltk.Tree(node.label(), [copy(child) for child in node])
-        return next(new_leaves)  # leaves are visited left to right, as the words are
+        return next(new_leaves)  # the leaves are visited from left to right, as the words are
 
     return copy(tree)
 
 
 def nodes(tree: nltk.Tree) -> list:
-    """Return all nodes of a tree and its leaves, parents before children and left before right."""
+    """Return all nodes of a tree, its leaves included, parents before children and left before right."""
     visited = []
     stack = [tree]
     while stack:
@@ -83,22 +89,23 @@ def leaves(tree: nltk.Tree) -> list:
 
 
 def cut(tree: nltk.Tree, bounds: Sequence[int], most: int) -> Iterator[tuple[int, bool]]:
-    """Cut a tree into phrases, as the paper's parsing rule does (§3.2.1), and yield them from left to right.
+    """Cut a tree into phrases, as the paper's parsing rule does (§3.2.1), and yield their ends from left to right.
 
     The descent is depth-first. It ends at a node with at most `most` tokens, and at a node with a single leaf, which
     cannot be cut further. Yields for each such node `(number of the first token after it, whether it has one leaf)`.
 
     Args:
-        bounds: the tokens of leaf i are bounds[i] … bounds[i+1]−1; one longer than there are leaves.
+        bounds: the tokens of leaf i are bounds[i] … bounds[i+1]−1, so there is one bound more than there are leaves.
         most: the largest number of tokens with which a node of several leaves stays whole.
     """
-    # 1. Count the leaves below every node, from the bottom up: `nodes` has parents before children.
+    # 1. Count the leaves below every node, from the bottom up: `nodes` has parents before children. A leaf itself gets
+    #    no entry and counts as one.
     leaves_below: dict[int, int] = {}  # by the node's id, since two nodes may be equal
     for node in reversed(nodes(tree)):
         if isinstance(node, nltk.Tree):
             leaves_below[id(node)] = sum(leaves_below.get(id(child), 1) for child in node)
 
-    # 2. Descend. A leaf itself has no entry and counts as one.
+    # 2. Descend.
     stack = [tree]
     leaf = 0  # the number of the first leaf of the next node
     while stack:
@@ -143,14 +150,17 @@ _WORD = re.compile(r"[^\s(\[{\"'“‘«]+$")  # the last word of a text
 def split_sentences(text: str) -> list[tuple[int, int]]:
     """Return `(start, end)` in characters of every sentence, without the white space around it.
 
-    A sentence ends at a line break, at `。`, `！`, `？` or what ends sentences in other scripts, and at `.`, `!`, `?`,
-    `…` before white space or between characters of Chinese and Japanese (all with closing quotes and brackets), unless
-    the full stop belongs to an abbreviation, an initial or the number of a list item, or lower case follows dots. The
-    end of a sentence at an abbreviation is missed.
+    A sentence always ends at a line break, and at a mark that ends sentences in another script, such as `。` or `！`. It
+    also ends at `.`, `!`, `?` and `…` if white space follows, or if Chinese or Japanese characters stand around the
+    mark. Quotes and brackets that close after a mark belong to its sentence.
+
+    Before white space there are exceptions. A full stop ends no sentence if it belongs to an abbreviation, an initial
+    or the number of a list item; several dots end none if lower case follows. So a sentence that ends with an
+    abbreviation is not split from the next one.
     """
     edges = [0]  # characters at which a sentence ends and the next one begins
     for match in _END.finditer(text):
-        # A line break, and marks of other scripts, end a sentence in any case.
+        # Line breaks (`line`) and marks of other scripts (`wide`) always end a sentence; other marks may not.
         if match["line"] or match["wide"] or not _is_inside_sentence(text, edges[-1], match):
             edges.append(match.end())
     spans = []

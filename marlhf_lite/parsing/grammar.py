@@ -16,10 +16,12 @@ class GrammarParser:
     """Parses sentences of the embedded grammar, in any combination of its phrases.
 
     Sampled text has names and numbers that the lexicon lacks: any capitalised word may be a name, any digits a number.
-    Of several trees it takes the one with most verb phrases built as the corpus builds them, so that a sentence of the
-    corpus gets the tree it was made from; among equals the smallest, then the first by its brackets.
+    If a sentence has several trees, the parser takes the one with most verb phrases built as the corpus builds them, so
+    that a sentence of the corpus gets the tree it was made from. Among equals it takes the smallest tree, and among
+    equally small ones the first in the alphabetical order of their brackets.
 
-    The grammar treats all words of a class alike, so a tree is found once for each pattern of words and kept.
+    The grammar treats all words of a class alike. So a sentence is parsed with one word in place of all words of a
+    class, and the tree of such a pattern of words is found once and kept.
     """
 
     def __init__(self):
@@ -46,7 +48,7 @@ class GrammarParser:
         return place_leaves(tree, spans, words=[match[0] for match in matches])
 
     def _class_of(self, word: str) -> str | None:
-        """Return the same word for all words that the grammar treats alike; None for a word that it cannot read."""
+        """Return the word that stands for all words of this word's class; None for a word that is in no class."""
         if word in self._known_words:
             return _representatives().get(word, word)
         if word.isdecimal():
@@ -56,13 +58,13 @@ class GrammarParser:
         return None
 
     def _parse_pattern(self, pattern: str) -> nltk.Tree | None:
-        """Return the preferred tree of words with spaces between them; None if there is none."""
+        """Return the preferred tree of a pattern, which is words with spaces between them; None if it has no tree."""
         trees = islice(self._chart.parse(pattern.split(" ")), _READINGS)
         return min(trees, key=_preference, default=None)
 
 
 def _preference(tree: nltk.Tree) -> tuple[int, int, str]:
-    """Return a sort key of a tree of a sentence: the tree with the smallest is taken (see `GrammarParser`)."""
+    """Return a sort key: of a sentence's trees, the one with the smallest key is taken (see `GrammarParser`)."""
     size = 0
     phrases_of_the_corpus = 0
     for part in tree.subtrees():

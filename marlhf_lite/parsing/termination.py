@@ -16,7 +16,7 @@ from marlhf_lite.parsing.base import ParsedSentence, Parser, cut, leaves, split_
 from marlhf_lite.parsing.spans import ResponseTokens, TokenText
 from marlhf_lite.utils.errors import InputError
 
-# above this share of sentences without a tree, parsing is token-level PPO in disguise
+# Above this share of sentences without a tree, which are cut at every token, parsing is token-level PPO in disguise.
 FALLBACK_LIMIT = 0.5
 
 
@@ -48,7 +48,7 @@ class _TextRule(TerminationRule):
 
 
 def _macro_actions(flags: Sequence[Sequence[bool]], mask: Tensor) -> MacroActions:
-    """Return the macro actions that begin at the flagged tokens; a list of flags is as long as its response."""
+    """Return the macro actions that begin at the flagged tokens; each response has a list with a flag per token."""
     starts = torch.zeros_like(mask)  # [B,T]; padding begins nothing
     for row, flags_of_response in enumerate(flags):
         starts[row, : len(flags_of_response)] = torch.tensor(flags_of_response, dtype=torch.bool)
@@ -58,8 +58,8 @@ def _macro_actions(flags: Sequence[Sequence[bool]], mask: Tensor) -> MacroAction
 class Sentence(_TextRule):
     """One macro action per sentence, found by rule (see `split_sentences`).
 
-    White space before a sentence belongs to it; a token that straddles two belongs to the first. EOS and other tokens
-    without text join the sentence before them.
+    White space before a sentence belongs to the sentence. A token that straddles two sentences belongs to the first.
+    EOS and other tokens without text join the sentence before them.
     """
 
     def segment(self, mask: Tensor, **context: Any) -> MacroActions:
@@ -76,9 +76,10 @@ class Sentence(_TextRule):
 class Parsing(_TextRule):
     """Phrases of at most `cutoff` tokens, from the constituency trees of a response's sentences, depth-first.
 
-    A node with fewer than ``cutoff`` model tokens is one macro action (``inclusive``: at most ``cutoff``, as in
-    §3.2.1); of a larger one, the children are visited. A node with a single leaf (a word or mark, however many tokens)
-    joins the macro action before it, so that punctuation never stands alone; the first of a response begins one.
+    A node with fewer than ``cutoff`` tokens of the model is one macro action (with ``inclusive``: at most ``cutoff``,
+    as in §3.2.1). If a node has more, its children are visited. A node with a single leaf (a word or mark, however many
+    tokens it has) joins the macro action before it, so that punctuation never stands alone. If it is the first node of
+    a response, it begins a macro action.
 
     A token belongs to the first leaf that it shares a character with, white space to the leaf after it. Tokens without
     text, such as EOS, do not count and join the macro action before them. A sentence without a tree falls back to one
@@ -93,7 +94,7 @@ class Parsing(_TextRule):
         self.parser = parser
         self.cutoff = cutoff
         self.inclusive = inclusive
-        # of the last call: `sentences`, and those `without_tree`
+        # Of the last call: how many `sentences`, and how many of them are `without_tree`.
         self._counts: Counter[str] = Counter()
 
     def segment(self, mask: Tensor, **context: Any) -> MacroActions:
@@ -148,7 +149,7 @@ class Parsing(_TextRule):
         They are what `ResponseTokens.starts` takes: `begin` for a phrase, `join` for a node with a single leaf, and
         `single` for a sentence without a tree.
         """
-        # tokens that a phrase may have to stay whole
+        # A phrase with at most this many tokens stays whole.
         most = self.cutoff if self.inclusive else self.cutoff - 1
         done = 0  # tokens of earlier sentences: a token that straddles two belongs to the first
         for sentence in sentences:
@@ -167,16 +168,17 @@ class Parsing(_TextRule):
                     if done < phrase_end:  # else its tokens belong to the leaf before it
                         yield phrase_end, kind
                     done = phrase_end
-                yield end, "join"  # something is left only of a tree without leaves
+                yield end, "join"  # this run is empty, unless the tree has no leaves
             done = end
 
 
 def _with_gaps(sentences: Sequence[ParsedSentence], text: str) -> Iterator[ParsedSentence]:
     """Yield the sentences that are not empty, and the text between and after them as sentences without a tree.
 
-    White space alone is no such text: it belongs to the sentence after it.
+    White space alone is not yielded: it belongs to the sentence after it.
     """
     last_end = 0
+    # An empty sentence at the end, so that the text after the last sentence is one that stands before a sentence.
     end_of_text = ParsedSentence(len(text), len(text), tree=None)
     for sentence in [*sentences, end_of_text]:
         between = text[last_end : sentence.start].rstrip()

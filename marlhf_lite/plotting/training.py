@@ -333,8 +333,8 @@ def caption(figure: Figure, text: str) -> None:
     )
 
 
-# Entries that are left out of a file's metadata, by its ending. Without version and date, the same figure gives the same
-# bytes.
+# Entries that are left out of a file's metadata, by its ending. Without version and date the same figure gives the
+# same bytes.
 WITHOUT_DATES = {".png": {"Software": None}, ".pdf": {"CreationDate": None}}
 
 
