@@ -150,7 +150,7 @@ _WORD = re.compile(r"[^\s(\[{\"'“‘«]+$")  # the last word of a text
 def split_sentences(text: str) -> list[tuple[int, int]]:
     """Return `(start, end)` in characters of every sentence, without the white space around it.
 
-    A sentence always ends at a line break, and at a mark that ends sentences in another script, such as `。` or `！`. It
+    A sentence always ends at a line break, and at a mark that ends sentences in another script, such as `。`, `！`. It
     also ends at `.`, `!`, `?` and `…` if white space follows, or if Chinese or Japanese characters stand around the
     mark. Quotes and brackets that close after a mark belong to its sentence.
 

@@ -38,16 +38,16 @@ class GrammarParser:
     def _parse(self, sentence: str) -> nltk.Tree | None:
         """Return the tree of a sentence, whose leaves are its own words; None if the grammar cannot read it."""
         matches = list(_WORD.finditer(sentence))
-        classes = [self._class_of(match[0]) for match in matches]
-        if not classes or None in classes:
+        words_for_classes = [self._word_for_class(match[0]) for match in matches]
+        if not words_for_classes or None in words_for_classes:
             return None
-        tree = self._tree_of_pattern(" ".join(classes))
+        tree = self._tree_of_pattern(" ".join(words_for_classes))
         if tree is None:
             return None
         spans = [match.span() for match in matches]
         return place_leaves(tree, spans, words=[match[0] for match in matches])
 
-    def _class_of(self, word: str) -> str | None:
+    def _word_for_class(self, word: str) -> str | None:
         """Return the word that stands for all words of this word's class; None for a word that is in no class."""
         if word in self._known_words:
             return _representatives().get(word, word)

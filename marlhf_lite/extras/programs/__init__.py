@@ -15,12 +15,12 @@ EXECUTORS: dict[str, type[Executor]] = {"monty": MontyExecutor, "bubblewrap": Bu
 
 
 def TestRunner(executor: str = "monty", *limits: float, **named_limits: float) -> Executor:
-    """Return the sandbox of this name, with limits as `Executor` has them; its `run` takes many programs."""
+    """Return the sandbox of this name, with the limits that `Executor` takes; its `run` runs many programs."""
     return EXECUTORS[executor](*limits, **named_limits)
 
 
 def run_tests(
     program: str, tests: Sequence[Test], executor: str = "monty", **limits: float
 ) -> Outcome:
-    """Run one program against its tests in a sandbox; `TestRunner` runs many."""
+    """Run one program against its tests in a sandbox. To run many programs, use `TestRunner`."""
     return TestRunner(executor, **limits, workers=1).run([program], [tests])[0]

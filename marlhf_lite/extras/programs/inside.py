@@ -19,15 +19,16 @@ def main():
     The task is the program, the name of the function to call (None: the program prints), a list of arguments or a text
     on standard input for each test, and the source of `marlhf_encode`. The report has a line for each test.
     """
-    program, call, inputs, encoding = marshal.loads(sys.stdin.buffer.read())
+    program, call, inputs, source_of_encode = marshal.loads(sys.stdin.buffer.read())
     out = os.dup(1)  # the report: the program's own standard output becomes a file
-    resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))  # not for all: bwrap itself starts two
+    # Only here: bwrap, which has the other limits, too, must start two processes itself.
+    resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
     builtins.exit = builtins.quit = sys.exit  # `site` would set them, but its import takes time
-    # correct programs may print long integers; time is limited anyway
+    # Without Python's limit on digits, because correct programs may print long integers; time is limited anyway.
     if hasattr(sys, "set_int_max_str_digits"):  # Python 3.11 has the limit
         sys.set_int_max_str_digits(0)
     scope = {}
-    exec(encoding, scope)
+    exec(source_of_encode, scope)
     encode = scope["marlhf_encode"]
 
     def tell(*words):
@@ -40,7 +41,7 @@ def main():
         )
     except BaseException:  # also null bytes, half a surrogate pair, code nested too deeply
         return tell("compile_error")
-    # A function is defined once, and then called for each test.
+    # A function is defined once, and then called for each test. A program that prints runs anew for each test, below.
     names = {"__name__": "program"}
     if call is not None and not run(lambda: exec(code, names)):
         return tell("runtime_error")
@@ -68,7 +69,7 @@ def main():
 
 def run(action, text=""):
     """Call `action` with this text on standard input, its output in a file; return whether it ended well."""
-    # The files "stdin" and "stdout" take the places of the streams: 0 and 1.
+    # The files "stdin" and "stdout" take the places of the program's streams, which are numbers 0 and 1.
     with open(os.open("stdin", os.O_WRONLY | os.O_TRUNC), "wb") as file:
         file.write(text.encode("utf-8", "replace"))
     os.dup2(os.open("stdin", os.O_RDONLY), 0)

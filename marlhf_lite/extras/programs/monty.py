@@ -48,7 +48,8 @@ class MontyExecutor(Executor):
         super().__init__(*limits, **named_limits)
         if monty is None:
             raise InputError("--executor monty: not installed: pip install pydantic-monty")
-        try:  # else every program would count as faulty
+        # Try Monty out: if it did not start, every program would count as faulty.
+        try:
             with monty.Monty(max_processes=1) as pool, pool.checkout() as session:
                 session.feed_run("1")
         except Exception as error:
@@ -65,8 +66,8 @@ class MontyExecutor(Executor):
     def results(self, program: str, tests: Sequence[Test]) -> list[Result]:
         """Return at most one result of each test, and the fault that ended the program early, if there is one.
 
-        Tests of a function call it in one session, which runs the program once. Tests of what a program prints get a
-        new session each, with a text on standard input.
+        If the tests call a function, they share one session, which runs the program once. If they read what a program
+        prints, each test has a new session with a text on standard input.
         """
         deadline = time.monotonic() + self.seconds
         if tests[0].call is None:
@@ -89,7 +90,7 @@ class MontyExecutor(Executor):
     ) -> Iterator[Result]:
         """Run the program anew for each test, and yield what it prints; stop after a fault that all tests would have.
 
-        A program that raises for one input may still be right for another, so `runtime_error` goes on.
+        A program that raises for one input may still be right for another, so the tests go on after `runtime_error`.
         """
         for test in tests:
             printed = monty.CollectStreams(OUTPUT_BYTES)
@@ -119,7 +120,7 @@ class MontyExecutor(Executor):
                 session.feed_run(program, print_callback=monty.CollectString(OUTPUT_BYTES))
                 for test in tests:
                     if time.monotonic() > deadline:
-                        raise TimeoutError
+                        raise TimeoutError  # becomes the status "timeout" below
                     yield _call_once(session, program, test)
         except Exception as error:  # of the program itself, or the session is lost
             yield _status(error), NO_OUTPUT
@@ -128,7 +129,8 @@ class MontyExecutor(Executor):
 def _call_once(session, program: str, test: Test) -> Result:
     """Return the status and the value of one call of the function, in a session that has run the program.
 
-    An error of the call is a status. Raises if the session is lost or out of time, so that no other call can follow.
+    If the call raises an error, that is a status, too. Raises if the session is lost or out of time, so that no other
+    call can follow.
     """
     printed = monty.CollectString(OUTPUT_BYTES)
     # As in APPS, the function may be a method of a class Solution.

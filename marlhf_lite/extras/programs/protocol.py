@@ -50,14 +50,14 @@ class Executor:
         self.workers = workers or os.cpu_count() or 1
 
     def run(self, programs: Sequence[str], tests: Sequence[Sequence[Test]]) -> list[Outcome]:
-        """Return the outcome of each program with its tests, at least one."""
+        """Return the outcome of each program with its tests; each program has at least one test."""
         with ThreadPoolExecutor(self.workers) as threads:
             outcomes = threads.map(self._outcome, programs, tests)
             try:
                 return list(
                     tqdm(outcomes, total=len(programs), desc="programs", leave=False, delay=5)
                 )
-            finally:  # after an interrupt, no other program begins
+            finally:  # after an interrupt, programs that have not begun are left out
                 threads.shutdown(cancel_futures=True)
 
     def _outcome(self, program: str, tests: Sequence[Test]) -> Outcome:
@@ -67,15 +67,16 @@ class Executor:
         results = self.results(program, tests)
         statuses = [status for status, _ in results]
         worst = min(statuses, key=STATUSES.index, default="ran")  # `STATUSES` has the worst first
-        # A program that ended early has fewer results than tests: the other tests have no output.
+        # A program that ended early has fewer results than tests: the other tests have no output. There are now more
+        # outputs than tests, and `zip` stops after the last test.
         outputs = [output for _, output in results] + [NO_OUTPUT] * len(tests)
         passed = [test.passes(output) for test, output in zip(tests, outputs, strict=False)]
         return Outcome(worst, passed)
 
     def results(self, program: str, tests: Sequence[Test]) -> list[Result]:
-        """Run the program with the inputs of the tests, and with nothing else of them.
+        """Run the program with the inputs of the tests; the sandbox does not get the expected outputs.
 
-        Return one result per test, in order; fewer if the program ends early.
+        Return one result per test, in order, or fewer if the program ends early.
         """
         raise NotImplementedError
 
@@ -114,7 +115,11 @@ def _plain(value: Any) -> Any:
 
 
 def _keys(items: tuple) -> tuple:
-    """Return the items. Raise `ValueError` for many items whose hashes a program could make collide: it takes hours."""
+    """Return the items, which become keys of a dict or a set.
+
+    Keys with equal hashes make a large dict slow, and a program could return many such keys, as multiples of 2**61 − 1
+    are. Raises `ValueError` for more than 100 items unless all are texts or small integers, which cannot be chosen so.
+    """
     if len(items) > 100 and not all(
         isinstance(x, str) or (isinstance(x, int) and abs(x) < 2**60) for x in items
     ):

@@ -73,12 +73,12 @@ class TestReward:
 
     def metrics(self) -> dict[str, float]:
         """Return the shares of the last programs of all processes by outcome, under the names of `SHARES`."""
-        counts = sum(gather_object([Counter(map(_kind, self.outcomes))]), Counter())
+        counts = sum(gather_object([Counter(map(_metric_that_counts, self.outcomes))]), Counter())
         return {name: counts[name] / max(counts.total(), 1) for name in SHARES}
 
 
-def _kind(outcome: Outcome) -> str:
-    """Return the metric of `SHARES` that counts this outcome."""
+def _metric_that_counts(outcome: Outcome) -> str:
+    """Return the metric of `SHARES` that counts this outcome: the status of the program, or if it ran, its tests."""
     ran = "passed" if all(outcome.passed) else "failed"
     return f"share_{ran if outcome.status == 'ran' else outcome.status}"
 
@@ -86,16 +86,16 @@ def _kind(outcome: Outcome) -> str:
 def with_tests(task: Task, config: ProgramConfig, bad_rows: str = "error") -> Task:
     """Return the task with its unit tests ready, and the share of tests passed as its gold score.
 
-    A task whose rows have no column `tests` is returned unchanged. The parts `JUDGED` lose problems without tests,
-    counted as `no_tests`; problems that have the same prompt and different tests, counted as `different_tests`; and,
-    with `bad_rows="drop"`, problems whose tests do not parse, counted as `bad_tests`.
+    A task whose rows have no column `tests` is returned unchanged. Otherwise the parts `JUDGED` lose some problems:
+    those without tests, counted as `no_tests`; those that have the same prompt and different tests, counted as
+    `different_tests`; and, with `bad_rows="drop"`, those whose tests do not parse, counted as `bad_tests`.
 
     Raises `InputError` for tests that do not parse, if no problem is left, and if the executor is not installed.
     """
     if not any("tests" in task.splits[part].column_names for part in JUDGED):
         return task
     counts: Counter[str] = Counter(no_tests=0, different_tests=0, bad_tests=0)
-    kept = {part: _readable(task, part, bad_rows, counts) for part in JUDGED}
+    kept = {part: _rows_with_usable_tests(task, part, bad_rows, counts) for part in JUDGED}
     tests_of_prompt = {}
     for rows in kept.values():
         tests_of_prompt |= zip(rows["prompt"], rows["tests"], strict=True)
@@ -111,15 +111,19 @@ def with_tests(task: Task, config: ProgramConfig, bad_rows: str = "error") -> Ta
     )
 
 
-def _readable(task: Task, part: str, bad_rows: str, counts: Counter) -> datasets.Dataset:
+def _rows_with_usable_tests(
+    task: Task, part: str, bad_rows: str, counts: Counter
+) -> datasets.Dataset:
     """Return the rows of a part with tests that can judge a response, and add the other rows to `counts` by reason.
 
-    Raises `InputError` if none is left, and with `bad_rows="error"` for tests that do not parse.
+    Raises `InputError` if no row is left, and with `bad_rows="error"` for tests that do not parse.
     """
     rows = task.splits[part]
-    # How many different tests a prompt has. With more than one nobody can tell which of them a response should pass.
+    # How many different tests a prompt has. If there is more than one, nobody can tell which of them a response should
+    # pass.
     different_tests: Counter[str] = Counter()
-    # Embedded problems with the same prompt are one problem with different inputs, so the tests of any of them will do.
+    # Embedded problems are not counted: those with the same prompt are one problem with different inputs, so the tests
+    # of any of them will do.
     if task.name not in EMBEDDED:
         for prompt, text in set(zip(rows["prompt"], rows["tests"], strict=True)):
             if text:

@@ -17,7 +17,9 @@ CALLS: dict[str, dict[str, int]] = yaml.safe_load(
 )
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # as the kernel numbers them
 
+# Operations of the filter: load a number of the record, compare it, test its bits, and answer.
 LOAD, EQUAL, HAS, RETURN = 0x20, 0x15, 0x45, 0x06
+# Answers of the filter. The last two make the call fail with an error's number.
 ALLOW, KILL, LACKING, REFUSED = (
     0x7FFF0000,
     0x80000000,
@@ -42,10 +44,12 @@ def rules(machine: str) -> bytes:
     """Return the filter for a machine of `ARCHITECTURES`, as instructions of 8 bytes.
 
     An instruction is (operation, steps to skip if true, steps to skip if false, number). The kernel runs the filter for
-    each system call, on a record with the call's number at byte 0, the architecture at 4 and the arguments from 16 on.
+    each system call, on a record with the call's number at byte 0, the architecture at 4, and the arguments from 16 on,
+    which have 8 bytes each.
     """
     code = [
-        (LOAD, 0, 0, 4),  # Calls of another architecture have other numbers.
+        # Calls of another architecture have other numbers. If it is the right one, skip the end of the process.
+        (LOAD, 0, 0, 4),
         (EQUAL, 1, 0, ARCHITECTURES[machine]),
         (RETURN, 0, 0, KILL),
         (LOAD, 0, 0, 0),
@@ -56,6 +60,7 @@ def rules(machine: str) -> bytes:
         answer = [(RETURN, 0, 0, ALLOW)]
         if name in CHECKS:  # permitted with some arguments only
             answer = _check(*CHECKS[name])
+        # If it is another call, skip this call's answer.
         code += [(EQUAL, 0, len(answer), number_on[machine]), *answer]
     code.append((RETURN, 0, 0, LACKING))  # no call of the table
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
@@ -64,7 +69,10 @@ def rules(machine: str) -> bytes:
 def _check(
     argument: int, comparison: int, values: list[int], yes: int, no: int
 ) -> list[tuple[int, ...]]:
-    """Return the instructions that answer `yes` if the comparison holds for one of the values, else `no`."""
+    """Return the instructions that answer `yes` if the comparison holds for one of the values, otherwise `no`.
+
+    `argument` is the number of the argument that is compared, from 0 on.
+    """
     # The lower 32 bits are enough: the kernel itself reads only those of these arguments.
     tests = []
     for i, value in enumerate(values):

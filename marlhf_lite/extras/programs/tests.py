@@ -17,7 +17,7 @@ STATUSES: tuple[Status, ...] = ("compile_error", "runtime_error", "timeout", "un
 # What APPS's own harness imports before each program, except numpy; one by one, because Monty lacks some names.
 _IMPORTS = Path(__file__).with_name("apps_imports.txt").read_text(encoding="utf-8").splitlines()
 APPS_IMPORTS = "".join(f"try:\n    {line}\nexcept ImportError:\n    pass\n" for line in _IMPORTS)
-# The output of a test whose program gave no value, or one that is not plain data; it equals nothing.
+# The output of a test whose program gave no value, or one that is not plain data. It equals no expected output.
 NO_OUTPUT = object()
 Result = tuple[Status, Any]  # of one test: its status, and the output as plain data or NO_OUTPUT
 
@@ -40,20 +40,21 @@ class Test:
     def passes(self, output: Any) -> bool:
         """Return whether the program's output is the expected one.
 
-        `output` is plain data, or NO_OUTPUT if the program gave none, which equals nothing. With `as_apps`, numbers may
-        differ by rounding, as APPS's own harness allows.
+        `output` is plain data. If the program gave none, it is NO_OUTPUT, which equals no expected output. With
+        `as_apps`, floats may differ by rounding, as APPS's own harness allows.
         """
         if self.call is None:  # the program reads and writes text
             return isinstance(output, str) and _same_text(self.output, output, rounded=self.as_apps)
-        expected = [self.output]  # APPS has a list around some values
+        right_values = [self.output]
+        # APPS has a list around some values, so what is in a list of one value is right, too.
         if self.as_apps and isinstance(self.output, list) and len(self.output) == 1:
-            expected.append(self.output[0])
-        return any(same(value, output, rounded=self.as_apps) for value in expected)
+            right_values.append(self.output[0])
+        return any(same(value, output, rounded=self.as_apps) for value in right_values)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem's tests. A program is `head` (imports, as APPS has them) and a response."""
+    """A problem's tests. The program to run is `head` (imports, as APPS has them) followed by a response."""
 
     tests: tuple[Test, ...]
     head: str = ""
@@ -109,11 +110,11 @@ def same(expected: Any, output: Any, rounded: bool = False) -> bool:
 
 
 def _same_single_values(expected: Any, output: Any, rounded: bool) -> bool:
-    """Return whether a value that is neither list nor dict equals another value, as `same` says."""
-    # In Python True equals 1, and here it does not.
+    """Return whether an expected value that is neither list nor dict equals the output; see `same`."""
+    # In Python True equals 1, and here it does not. There is one True and one False, so `is` compares them.
     if isinstance(expected, bool) or isinstance(output, bool):
         return expected is output
-    # Whole numbers are never rounded: at least one of the two must be a float, and the other one a number.
+    # Two integers must be equal. Only if at least one of two numbers is a float may they differ by rounding.
     types = {type(expected), type(output)}
     if rounded and float in types and types <= {float, int}:
         return _near(expected, output)
@@ -121,7 +122,10 @@ def _same_single_values(expected: Any, output: Any, rounded: bool) -> bool:
 
 
 def _near(expected: float, output: float) -> bool:
-    """Return whether numbers differ by at most 1e-5 of an expected float, 1e-9 of an expected integer, or 1e-8."""
+    """Return whether two numbers are equal up to rounding.
+
+    Their difference may be 1e-8, or 1e-5 of the larger number; if an integer is expected, 1e-9 instead of 1e-5.
+    """
     try:
         return math.isclose(
             expected, output, rel_tol=1e-5 if isinstance(expected, float) else 1e-9, abs_tol=1e-8
@@ -131,22 +135,25 @@ def _near(expected: float, output: float) -> bool:
 
 
 def _same_text(expected: str, output: str, rounded: bool) -> bool:
-    """Return whether the texts have the same words line by line, blank lines left out."""
+    """Return whether the texts have the same words line by line; blank lines do not count.
+
+    With `rounded`, words that are numbers may differ by rounding (see `_same_word`).
+    """
     ours = [line.split() for line in expected.split("\n") if line.strip()]
     theirs = [line.split() for line in output.split("\n") if line.strip()]
     if ours == theirs:
         return True
-    # Otherwise only numbers may differ, so each line must have as many words.
+    # Otherwise only numbers may differ, so both texts must have as many words in each line.
     if not rounded or [len(line) for line in ours] != [len(line) for line in theirs]:
         return False
     return all(map(_same_word, chain(*ours), chain(*theirs)))
 
 
 def _same_word(expected: str, output: str) -> bool:
-    """Return whether words are equal; a number with a decimal point may differ by rounding, and 2.0 equals 2."""
+    """Return whether two words are equal, or two numbers are equal up to rounding; 2.0 equals 2."""
     if expected == output:
         return True
-    # Two integers must be equal. One of the words must be written as a float, such as 2.0 or 1e6.
+    # Two integers must be equal. Only if a word is written as a float, such as 2.0 or an output 1e6, may they differ.
     if "." not in expected + output and "e" not in output:
         return False
     try:
@@ -162,10 +169,12 @@ def _same_word(expected: str, output: str) -> bool:
 def read_problem(text: str) -> Problem:
     """Read the tests of a problem from JSON text, in the form of APPS's `input_output`.
 
-    It is `{"inputs": [...], "outputs": [...]}`: arguments and values of the function `fn_name`, or texts without that
-    key. As in APPS's own harness, an output may have a list around it, floats may differ by rounding (see `_near`), and
-    programs use `APPS_IMPORTS` without importing them; `"exact": true` turns all of this off. Of texts only the words
+    The text is `{"inputs": [...], "outputs": [...]}`. With a key `fn_name`, these are arguments and values of the
+    function of that name; without the key, they are texts that the program reads and prints. Of texts, only the words
     of lines that are not blank are compared.
+
+    As in APPS's own harness, an output may have a list around it, floats may differ by rounding (see `_near`), and
+    programs may use `APPS_IMPORTS` without importing them. The key `"exact": true` turns all three off.
 
     Raises `InputError`, without the name of the problem, if the tests do not parse or there are none.
     """
@@ -175,18 +184,18 @@ def read_problem(text: str) -> Problem:
         raise InputError("the tests are not JSON") from None
     if not isinstance(row, dict):
         raise InputError("the tests are not a JSON object")
-    problem = _apps(row)
+    problem = _problem_of_row(row)
     if not problem.tests:
         raise InputError("the problem has no tests")
     return problem
 
 
 def _whole(digits: str) -> int:
-    """Return an integer of any length; `int` refuses text of more than 4300 digits."""
+    """Return an integer of any length: `int` refuses text of more than 4300 digits, `Decimal` does not."""
     return int(digits) if len(digits) < 4000 else int(Decimal(digits))
 
 
-def _apps(row: dict) -> Problem:
+def _problem_of_row(row: dict) -> Problem:
     """Return the problem of a row in the form of APPS; see `read_problem`. Raises `InputError` for other forms."""
     name = row.get("fn_name")
     inputs = row.get("inputs")
@@ -214,7 +223,7 @@ def _apps(row: dict) -> Problem:
 
 
 def _as_text(value: Any) -> str:
-    """Return the text; APPS has some texts as lists of lines."""
+    """Return a text, or join a list of lines, as which APPS has some texts. Raises `InputError` for other values."""
     lines = value if isinstance(value, list) else [value]
     if not all(isinstance(line, str) for line in lines):
         raise InputError("without 'fn_name' inputs and outputs are texts")
@@ -222,9 +231,9 @@ def _as_text(value: Any) -> str:
 
 
 def _with_int_keys(value: Any) -> Any:
-    """Return a dict whose keys are all digits with integer keys: APPS means integers, which JSON lacks as keys.
+    """Return a dict with integers as keys if its keys are digits: APPS means integers, but JSON has only texts as keys.
 
-    In a list its items are read so; what lies deeper stays unchanged, as do all other values.
+    If `value` is a list, the dicts in it are changed in this way. Other values, and dicts deeper inside, stay unchanged.
     """
     if isinstance(value, list):
         return [_dict_with_int_keys(item) for item in value]
