@@ -21,7 +21,7 @@ def main():
     """
     program, call, inputs, source_of_encode = marshal.loads(sys.stdin.buffer.read())
     out = os.dup(1)  # the report: the program's own standard output becomes a file
-    # Only here: bwrap, which has the other limits, too, must start two processes itself.
+    # This limit is not set before bwrap starts, as the others are, because bwrap itself starts two processes.
     resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
     builtins.exit = builtins.quit = sys.exit  # `site` would set them, but its import takes time
     # Without Python's limit on digits, because correct programs may print long integers; time is limited anyway.

@@ -231,9 +231,9 @@ def _as_text(value: Any) -> str:
 
 
 def _with_int_keys(value: Any) -> Any:
-    """Return a dict with integers as keys if its keys are digits: APPS means integers, but JSON has only texts as keys.
+    """Return a dict whose keys are digits with integers as keys: APPS means integers, but keys in JSON are texts.
 
-    If `value` is a list, the dicts in it are changed in this way. Other values, and dicts deeper inside, stay unchanged.
+    If `value` is a list, the dicts in it are changed so. Other values, and dicts deeper inside, stay unchanged.
     """
     if isinstance(value, list):
         return [_dict_with_int_keys(item) for item in value]
