@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import openai
 
 ANSWER_BYTES = 16 * 2**20
-# from the head of an answer to its end; the client's time-outs are for each read
+# From the head of an answer to its end. The client's own time-outs are for each read, not for a whole answer.
 ANSWER_SECONDS = 60.0
 # Raised when fields are read from an answer that does not have the protocol's form.
 BAD_ANSWER = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
@@ -25,15 +25,15 @@ BAD_ANSWER = (AttributeError, LookupError, TypeError, ValueError, ArithmeticErro
 def connect(url: str, key: str, key_name: str, **settings) -> "openai.OpenAI":
     """Return a client of the server at `url`; `key` may be empty, and `settings` are those of the client.
 
-    Every answer passes `_take`, which limits its size and time and masks the key. Raises `InputError` with `key_name`
-    for a key that cannot be sent.
+    Every answer passes `_limit_and_mask`, which limits its size and time and masks the key. Raises `InputError` with
+    `key_name` if the key cannot be sent.
     """
     import openai
 
     if not (key.isascii() and key.isprintable()):
         raise InputError(f"{key_name}: not a key: export the server's key")
-    hooks = {"response": [lambda response: _take(response, key)]}
-    # Answers must not be compressed, because a small one could become more than memory holds.
+    hooks = {"response": [lambda response: _limit_and_mask(response, key)]}
+    # Answers must not be compressed, because a small one could expand to more than memory holds.
     http = openai.DefaultHttpxClient(event_hooks=hooks, headers={"Accept-Encoding": "identity"})
     return openai.OpenAI(base_url=url, api_key=key or "none", http_client=http, **settings)
 
@@ -44,13 +44,14 @@ def within(seconds: float, ask: Callable, *args) -> Any:
         return pool.apply_async(ask, args).get(seconds)
 
 
-def _take(response, key: str) -> None:
-    """Read an answer and mask the key; a refused answer becomes a server error that is not retried.
+def _limit_and_mask(response, key: str) -> None:
+    """Read an answer and mask the key in it; a refused answer becomes a server error that is not retried.
 
-    The client calls it before it reads `response`, which is changed in place.
+    The client calls this before it reads `response` itself. `response` is changed in place.
     """
-    body, fault = _read(response)
-    # JSON can escape any letter of the key, so that it would not be found. Written again, each text has one form.
+    body, fault = _body_or_fault(response)
+    # In JSON any letter of the key may be escaped, and then the key would not be found. So the body is written again,
+    # which gives each text one form.
     try:
         body = json.dumps(json.loads(body)).encode()
     except RecursionError:
@@ -64,11 +65,12 @@ def _take(response, key: str) -> None:
     if key:
         key_in_json = json.dumps(key)[1:-1]  # without its quotation marks
         body = body.replace(key_in_json.encode(), b"[key]")
+    # The stream is used up: the client gets that of another response, which has this body.
     response.stream = type(response)(200, content=body).stream
 
 
-def _read(response) -> tuple[bytes, str]:
-    """Return the body of an answer, and the reason to refuse it, or "". A refused answer has an empty body."""
+def _body_or_fault(response) -> tuple[bytes, str]:
+    """Return the body of an answer and "", or, if the answer is to be refused, an empty body and the reason."""
     body = bytearray()
     end = time.monotonic() + ANSWER_SECONDS
     try:

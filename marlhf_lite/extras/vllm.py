@@ -4,7 +4,7 @@ Start servers as "Rollouts by vLLM" of docs/scaling.md shows, and name them in t
 
 VLLM_URL      addresses of the servers, comma-separated, without /v1
 VLLM_API_KEY  their key, if they have one
-VLLM_FOLDER   a folder that the servers see under the same path; ./vllm-adapters if it is not set
+VLLM_FOLDER   a folder that this machine and the servers see under the same path; ./vllm-adapters if it is not set
 
 Servers load a LoRA adapter, or all weights if all are trained. Every answer is checked, because nothing else would show
 that another policy gave it. vLLM caches an adapter under its name (vLLM's issue 42125), so each adapter and each folder
@@ -49,17 +49,19 @@ except ImportError:
 AT_ONCE = 256  # requests under way; the servers batch them
 PATIENCE = 30.0  # seconds without an answer before the health of the servers is checked
 RETRIES = 5  # how often the openai client asks again if a server is busy or cannot be reached
-RELOAD_SECONDS = 600.0  # in which a server must have read a folder of weights
+RELOAD_SECONDS = 600.0  # the time a server has to read a folder of weights
 
 
 class Servers:
     """A `Sampler` of vLLM servers: each gets every adapter, or all weights, and its share of the prompts."""
 
+    # Attributes of a `Sampler`: evaluation stores answers by the key, and the weights are taken elsewhere.
     key, remote = "vllm", True
 
     def __init__(self):
         self.folder = Path(os.environ.get("VLLM_FOLDER") or "vllm-adapters").resolve()
-        # Whether folders of weights hold the head beside a tied embedding; until a server has refused one.
+        # Whether folders of weights have the head beside an embedding that it is tied to. It becomes False if a server
+        # refuses such a head.
         self.writes_head = True
         key = os.environ.get("VLLM_API_KEY", "").strip()
         self.clients = [
@@ -81,7 +83,7 @@ class Servers:
         ends = end_of_text(model, tokenizer)  # tokens that end a response
         ids = encode_prompts(tokenizer, prompts)
         settings = request_settings(sampling, ends)
-        settings["vocabulary"] = model.config.get_text_config().vocab_size
+        settings["vocabulary"] = model.config.get_text_config().vocab_size  # `ask` checks ids by it
 
         def ask_row(row: int) -> tuple[list[int], list[float]]:
             # Each server gets a run of rows, so that repetitions of a prompt find it in one server's cache.
@@ -90,7 +92,7 @@ class Servers:
             return ask(client, model=served, prompt=ids[row], seed=seed, **settings)
 
         lend = self.adapter_on_servers if isinstance(model, PeftModel) else self.weights_on_servers
-        # `served` is the name under which the servers have the policy inside this block.
+        # `served`, which `ask_row` uses, is the name under which the servers have the policy inside this block.
         with random_state_kept(), lend(model) as served:
             answers = self.all_of(ask_row, len(ids))
         rollout = from_tokens(tokenizer, prompts, [tokens for tokens, _ in answers], ends)
@@ -105,16 +107,17 @@ class Servers:
     def all_of(self, ask_row: Callable, count: int) -> list[tuple[list[int], list[float]]]:
         """Return `ask_row(0)` to `ask_row(count - 1)`, however long they take, as long as all servers are healthy.
 
-        Raises `ServerError` if one is not.
+        Raises `ServerError` if a server is not healthy.
         """
         arrived = []
-        # At its end this kind of pool drops requests that still run. Others would wait for a dead server.
+        # At the end of its block this kind of pool drops requests that still run, as after an error. Other kinds would
+        # wait for a dead server.
         with ThreadPool(min(AT_ONCE, count)) as pool:
             answers = pool.imap(ask_row, range(count))
             while len(arrived) < count:
                 try:
                     arrived.append(answers.next(PATIENCE))
-                except NoAnswerYet:  # long responses, or a server that is gone: ask which
+                except NoAnswerYet:  # the responses are long, or a server is gone
                     for client in self.clients:
                         check_health(client)
         return arrived
@@ -125,8 +128,9 @@ class Servers:
         """Let each server answer the longest prompt. Raises `ServerError` for everything that would stop a run later.
 
         Examples are an adapter that a server does not find or whose rank is too high, a prompt and a response that are
-        too long together, and another base model. All weights are tried out with a changed embedding: a server that
-        keeps its old weights, or an old head that was tied to the embedding, gives other log-probabilities.
+        too long together, and another base model. If all weights are trained, the trial has a changed embedding: a
+        server that keeps its old weights, or an old head that was tied to the embedding, then gives other
+        log-probabilities than the policy.
         """
         trains_all_weights = not isinstance(policy.model, PeftModel)
         for client in self.clients:
@@ -135,13 +139,13 @@ class Servers:
             with changed_embedding(policy.model) if trains_all_weights else nullcontext():
                 rollout = with_one_server(policy.model, tokenizer, prompts, sampling)
                 try:
-                    check_sampled(rollout, policy)  # log-probabilities as the policy computes them
+                    check_sampled(rollout, policy)  # are the log-probabilities the policy's?
                 except ServerError as error:
                     message = f"{client.base_url}: {error}"
                     if trains_all_weights:
                         message += ", or the server keeps old weights"
                     raise ServerError(message) from None
-            # What this server has refused is not sent to the others either.
+            # If this server has refused a head, the others do not get one either.
             self.writes_head = with_one_server.writes_head
 
     @contextmanager
@@ -156,18 +160,18 @@ class Servers:
             yield place.name
         finally:
             for client in self.clients:
-                with suppress(openai.OpenAIError):  # a server that is gone has no adapters
+                with suppress(openai.OpenAIError):  # a server that is gone has no adapters any more
                     once = client.with_options(max_retries=0, timeout=PATIENCE)
                     once.post("/unload_lora_adapter", body={"lora_name": place.name}, cast_to=str)
             shutil.rmtree(place, ignore_errors=True)
 
     @contextmanager
     def weights_on_servers(self, model: PreTrainedModel) -> Iterator[str]:
-        """Yield the name under which the servers answer; all of them have the model's weights inside this block."""
+        """Yield the name of the servers' model, under which they have this model's weights inside this block."""
         place = self.folder / f"policy-{uuid4().hex[:8]}"
         try:
             if is_sharded(model):  # all processes gather the weights, and the main one sends them
-                # An error of the main process ends all, instead of leaving the others waiting.
+                # If this fails in the main process, all processes raise the error: otherwise the others would wait.
                 raise_on_all_ranks(self.send_weights, model, place)
             else:
                 self.send_weights(model, place)
@@ -176,7 +180,10 @@ class Servers:
             shutil.rmtree(place, ignore_errors=True)
 
     def send_weights(self, model: PreTrainedModel, place: Path) -> None:
-        """Write all weights to a folder, and let every server read them. Raises `ServerError`."""
+        """Write all weights to a folder, and let every server read them.
+
+        Raises `ServerError` if the disk is full, or if a server does not read them.
+        """
         weights = whole_weights(model)
         if not weights:  # in a process that only helped to gather them
             return
@@ -197,27 +204,30 @@ class Servers:
 def save_with_head(
     model: PreTrainedModel, folder: Path, weights: Mapping[str, Tensor], writes_head: bool
 ) -> None:
-    """Write config and weights for vLLM, which reloads a tied embedding and keeps the old head without a word.
+    """Write config and weights of a model into a folder for vLLM.
 
-    With `writes_head` the folder therefore has the head as a tensor of its own, as if it were not tied. `weights` is
-    the whole state of `model` by name, also if processes share it. Raises `ServerError` if the disk is full.
+    If a folder has no head because it is tied to the embedding, vLLM reloads the embedding and keeps the old head
+    without a message. Therefore with `writes_head` the folder has the head as a separate tensor, as if it were not
+    tied. `weights` is the whole state of `model` by name, also if processes share it. Raises `ServerError` if the
+    folder cannot be written.
     """
     names = {module: name for name, module in model.named_modules()}
-    embedding = f"{names[model.get_input_embeddings()]}.weight"
-    head = f"{names[model.get_output_embeddings()]}.weight"
+    name_of_embedding = f"{names[model.get_input_embeddings()]}.weight"
+    name_of_head = f"{names[model.get_output_embeddings()]}.weight"
     written = {name: tensor.contiguous() for name, tensor in weights.items()}
     if writes_head or not model.config.get_text_config().tie_word_embeddings:
-        # The state of a tied model may have the weight under one name. A copy, because a file holds no weight twice.
-        written[head] = written.get(head, written[embedding]).clone()
+        # A tied model may have the weight under the embedding's name only. The head is a copy, because a file does not
+        # take one tensor under two names.
+        written[name_of_head] = written.get(name_of_head, written[name_of_embedding]).clone()
     else:
-        written.pop(head, None)
+        written.pop(name_of_head, None)
 
-    # The config says what the file has, and the architecture without the prefix that FSDP gives to classes.
+    # The config says whether the file has a head, and names the class without the prefix that FSDP gives it.
     config = copy.deepcopy(model.config)
-    config.tie_word_embeddings = head not in written
-    config.get_text_config().tie_word_embeddings = head not in written
+    config.tie_word_embeddings = name_of_head not in written
+    config.get_text_config().tie_word_embeddings = name_of_head not in written
     config.architectures = [type(model).__name__.removeprefix("FSDP")]
-    config.dtype = written[embedding].dtype
+    config.dtype = written[name_of_embedding].dtype
     try:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(written, folder / "model.safetensors", metadata={"format": "pt"})
@@ -231,11 +241,12 @@ def save_with_head(
 def changed_embedding(model: PreTrainedModel) -> Iterator[None]:
     """Change the embedding, and a head that is tied to it, inside this block: at each trial in another way.
 
-    A server that keeps weights of before, or of an earlier trial, then gives other log-probabilities.
+    A server that still has the weights of before, or of an earlier trial, then gives other log-probabilities.
     """
     weight = model.get_input_embeddings().weight
     before = weight.detach().clone()
-    noise = torch.Generator().manual_seed(uuid4().int >> 65)  # the largest seed has 63 bits
+    # Drawn by itself, so that PyTorch's random state stays. Of the 128 bits of a UUID, 63 make the largest seed.
+    noise = torch.Generator().manual_seed(uuid4().int >> 65)
     factors = 1 + 0.5 * torch.randn(weight.shape[1], generator=noise)
     try:
         weight.data *= factors.to(weight)
@@ -272,7 +283,10 @@ def asking(client: openai.OpenAI) -> Iterator[None]:
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Restore Python's random state: the openai client draws from it before it asks again, and rewards may use it."""
+    """Restore Python's random state after this block.
+
+    The openai client draws from it before it asks again, and a user's reward may draw from it, too.
+    """
     state = random.getstate()
     try:
         yield
@@ -281,7 +295,10 @@ def random_state_kept() -> Iterator[None]:
 
 
 def request_settings(sampling: Sampling, ends: Sequence[int]) -> dict:
-    """Return the settings that all requests of a batch share; all are given, so that no default of a server counts."""
+    """Return the settings that all requests of a batch share.
+
+    None is left out, so that no default of a server counts. What OpenAI's protocol lacks goes into `extra_body`.
+    """
     more = {
         "min_p": 0.0,
         "repetition_penalty": 1.0,
@@ -294,19 +311,20 @@ def request_settings(sampling: Sampling, ends: Sequence[int]) -> dict:
         "top_p": sampling.top_p,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
-        "logprobs": 0,  # only those of the sampled tokens
+        "logprobs": 0,  # those of the sampled tokens, and of no others
         "extra_body": more | {"top_k": sampling.top_k, "min_tokens": sampling.min_new_tokens},
     }
 
 
 def check_health(client: openai.OpenAI) -> None:
     """Raise `ServerError` if a server is not healthy: it may have taken requests that it will never answer."""
-    with asking(client):  # makes errors of the client a `ServerError`
+    with asking(client):  # turns an error of the client into a `ServerError`
         try:
             root = str(client.base_url).removesuffix("/v1/")
             client.with_options(timeout=PATIENCE).get(f"{root}/health", cast_to=str)
         except openai.APIStatusError as error:
-            if error.status_code >= 500:  # else a proxy does not know this address
+            # With a lower status, such as 404, a proxy before the server does not know this address.
+            if error.status_code >= 500:
                 raise
 
 
@@ -317,8 +335,8 @@ def load_adapter(client: openai.OpenAI, place: Path) -> None:
     with asking(client):
         try:
             client.post("/load_lora_adapter", body=body, cast_to=str)
-        # A second try is refused if a first one succeeded and its answer was lost. So what counts is not the refusal,
-        # but whether the server has the adapter.
+        # If the first try succeeds and its answer is lost, the client tries again and is refused. So what counts is not
+        # the refusal, but whether the server has the adapter.
         except openai.APIStatusError as error:
             reason = one_line(error)
     if place.name not in names_of_models(client):
@@ -331,21 +349,25 @@ def load_adapter(client: openai.OpenAI, place: Path) -> None:
 def reload_weights(client: openai.OpenAI, place: Path) -> None:
     """Let a server take its weights from a folder, and forget what it has cached.
 
-    Raises `ServerError` if the server says that it did not. It cannot be asked which weights it has: see `try_out`.
+    Raises `ServerError` if the server says that it did not, or does not answer. A server that says nothing may still
+    have its old weights, because it cannot be asked which weights it has: `Servers.try_out` finds that out.
     """
     root = str(client.base_url).removesuffix("/v1/")
+    # The client waits for longer than the server may take, so that the server's own message comes first. It tries only
+    # once more, not RETRIES times, since each try may take this long.
     patient = client.with_options(timeout=RELOAD_SECONDS + PATIENCE, max_retries=1)
     body = {
         "method": "reload_weights",
         "kwargs": {"weights_path": str(place)},
         "timeout": RELOAD_SECONDS,
     }
+    # What the server refuses gets a message here; `asking` turns all other errors of the client into a `ServerError`.
     with asking(client):
         try:
             patient.post(f"{root}/collective_rpc", body=body, cast_to=str)
             # The cache has keys and values of the old weights.
             patient.post(f"{root}/reset_prefix_cache", cast_to=str)
-        except openai.NotFoundError as error:
+        except openai.NotFoundError as error:  # such addresses exist only in development mode
             fix = "start it in development mode: VLLM_SERVER_DEV_MODE=1 vllm serve ..."
             what = f"it reloads no weights ({one_line(error)})"
             raise ServerError(f"{client.base_url}: {what}: {fix}") from None
@@ -367,13 +389,13 @@ def names_of_models(client: openai.OpenAI) -> list[str]:
 def ask(client: openai.OpenAI, vocabulary: int, **request) -> tuple[list[int], list[float]]:
     """Return a response's token ids, all below `vocabulary`, with its end token, and their log-probabilities.
 
-    `request` has the arguments of a completion. Raises `ServerError` for an answer of another form, which a server that
-    is not vLLM gives.
+    `request` has the arguments of a completion. Raises `ServerError` if the answer has another form, as that of a
+    server that is not vLLM has.
     """
     answer = None
     tokens = []
     logprobs = []
-    # How reading an answer of another form fails is suppressed: what was not read is found missing below.
+    # Errors of reading an answer of another form are suppressed: what was not read is found missing below.
     with asking(client), suppress(*BAD_ANSWER):
         answer = client.completions.create(**request)
         tokens = answer.choices[0].token_ids

@@ -49,8 +49,8 @@ except ImportError:  # EndpointJudge tells how to install it
 class ScoreJudge(Judge):
     """The response with the higher score wins (paper, Table 1).
 
-    `scorer`, such as gold scores or a reward model, maps (prompts, responses) to finite numbers. Its judgments are not
-    reused, because the scorer may change.
+    `scorer`, such as gold scores or a reward model, maps (prompts, responses) to finite numbers. This judge has no
+    `identity`, so its stored judgments are not reused: the scorer may change.
     """
 
     def __init__(self, scorer: Callable[[list[str], list[str]], Sequence[float]], name="gold"):
@@ -59,7 +59,7 @@ class ScoreJudge(Judge):
     def __call__(self, prompt: str, a: str, b: str) -> Judgment:
         """Return which of two answers has the higher score; equal scores are a tie.
 
-        Raises `InputError` if the scorer returns another number of scores, or one that is not finite.
+        Raises `InputError` if the scorer does not return two scores, or one of them is not finite.
         """
         scores = self.scorer([prompt, prompt], [a, b])
         score_a, score_b = finite(f"scores of judge {self.name}", scores, count=2).tolist()
@@ -70,7 +70,7 @@ class ScoreJudge(Judge):
 
 
 ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-f:]+\])(:[1-6]?\d{1,4})?(/[\w./~%-]*)?", re.ASCII)
-BYTES_PER_TOKEN = 3  # English has about four: the estimate is rather too high
+BYTES_PER_TOKEN = 3  # English has about four, so the estimate of tokens is rather too high
 PATIENCE = 600.0  # seconds for one judgment, all retries included
 
 
@@ -91,7 +91,8 @@ class EndpointJudge(Judge):
             )
         if not options.judge_model.strip():
             raise InputError("--judge_model: not given: name the model that judges")
-        if not ADDRESS.fullmatch(options.judge_url):  # it is stored and printed
+        # The address is stored and printed, so it must not have a password in it.
+        if not ADDRESS.fullmatch(options.judge_url):
             what = (
                 "give an address such as http://localhost:8000/v1, without user, password or query"
             )
@@ -101,50 +102,52 @@ class EndpointJudge(Judge):
             options.judge_url, key, "OPENAI_API_KEY", max_retries=retries, timeout=60.0
         )
         self.options = options
-        self._criteria = criteria
+        self._full_criteria = criteria  # with the texts that requests need
         self.name = options.judge_model
-        self.criteria = criteria.name
-        self.workers = options.workers or 4  # 0 means: as many as are usual
+        self.criteria = criteria.name  # as it stands in the rows of judgments
+        self.workers = options.workers or 4  # 0 leaves the choice to us
         self.request: dict = {"model": self.name}
         # With --judge_max_tokens 0 the request is plain: some models refuse a temperature or a limit.
         if options.judge_max_tokens:
             self.request |= {"temperature": 0.0, "max_tokens": options.judge_max_tokens}
-        # Whatever may change a verdict. Judgments are asked for again if it differs from that of the stored ones.
+        # Everything that a verdict depends on besides the texts, which are placeholders here. A stored judgment is
+        # reused only if the identity is still the same; otherwise the model is asked again.
         self.identity = json.dumps([options.judge_url, self.request, self._messages("p", "a", "b")])
 
     def __call__(self, prompt: str, a: str, b: str) -> Judgment:
-        """Return the endpoint's judgment on answers `a` and `b`; it is skipped if this one request failed.
+        """Return the endpoint's judgment on answers `a` and `b`.
 
-        Raises `InputError` if all requests would fail: the key is refused, or nothing answers.
+        If only this request failed, the judgment is `skipped`. If all requests would fail, because the key is refused
+        or nothing answers, it raises `InputError`.
         """
         ask = self.client.chat.completions.create
         messages = self._messages(prompt, a, b)
         try:
             answer = within(PATIENCE, lambda: ask(messages=messages, **self.request))
-            error_of_gateway = getattr(answer, "error", None)  # some send it with status 200
+            error_of_gateway = getattr(answer, "error", None)  # some send one with status 200
             if error_of_gateway:
                 return Judgment("skipped", raw=" ".join(str(error_of_gateway).split())[:200])
-            return parse_judgment(answer.choices[0].message.content or "", self._criteria)
+            return parse_judgment(answer.choices[0].message.content or "", self._full_criteria)
         except openai.APIStatusError as error:
-            # Key, credit, rights or address are wrong. Without the text, which may quote the key.
+            # Key, credit, rights or address are wrong. The server's text is left out, because it may quote the key.
             if error.status_code in (401, 402, 403, 404):
                 fix = "check OPENAI_API_KEY, --judge_model and --judge_url"
-                raise self._end(f"HTTP {error.status_code}: {fix}") from None
+                raise self._error_that_ends_run(f"HTTP {error.status_code}: {fix}") from None
             text = " ".join(str(error.message).split())[:200]
             return Judgment("skipped", raw=f"HTTP {error.status_code}: {text}")
         except openai.APIConnectionError as error:
-            raise self._end(
+            raise self._error_that_ends_run(
                 f"cannot be reached ({error}): check --judge_url, and that the server runs"
             ) from None
         except NoAnswerYet:
-            raise self._end(
+            raise self._error_that_ends_run(
                 f"no whole answer within {PATIENCE:g} seconds: look at the server's log"
             ) from None
         except BAD_ANSWER:
             return Judgment("skipped", raw="the answer is not a chat completion")
 
     def announce(self, comparisons: Sequence[Comparison]) -> None:
-        """Print how many tokens will be sent and how many may come back, because they are paid for."""
+        """Print how many tokens will be sent and how many may come back, because the endpoint may charge for them."""
         sent = 0
         for comparison in comparisons:
             for message in self._messages(*comparison.texts):
@@ -157,11 +160,11 @@ class EndpointJudge(Judge):
         print(f"{self.name}: {count} requests, about {sent} tokens {back} (fewer: --size)")
 
     def _messages(self, prompt: str, a: str, b: str) -> list[dict]:
-        texts = (self._criteria, prompt, a, b)
-        # One message: not every model has a system role.
+        texts = (self._full_criteria, prompt, a, b)
+        # One message of the user, because not every model has a system role.
         return [{"role": "user", "content": f"{instructions(*texts)}\n\n{material(*texts)}"}]
 
-    def _end(self, what: str) -> InputError:
+    def _error_that_ends_run(self, what: str) -> InputError:
         return InputError(f"{self.options.judge_url}: {what}; judgments so far are kept")
 
 
@@ -180,7 +183,7 @@ def run_judge(options: JudgeCommand) -> tuple[list[dict], dict]:
             f"--judge_methods {options.judge_methods!r}: give two names, such as MA-PPO,PPO"
         )
     pairs = make_pairs(first_answers(options.judge_answers), *names)
-    # Draw --size of them (0: all), in the order of the answers.
+    # Draw --size pairs (all if it is 0), and keep them in the order of the answers.
     size = min(options.size or len(pairs), len(pairs))
     drawn = random.Random(options.seed).sample(range(len(pairs)), size)
     pairs = [pairs[i] for i in sorted(drawn)]
@@ -188,7 +191,7 @@ def run_judge(options: JudgeCommand) -> tuple[list[dict], dict]:
     check_writable("--output_dir", folder)
     judge = EndpointJudge(options, CRITERIA[options.judge_criteria])
     with RunLock() as lock:
-        lock.take(folder)  # two processes would pay for the same pairs
+        lock.take(folder)  # otherwise two processes could pay for the same pairs
         judgments = judge_pairs(judge, pairs, folder, seed=options.seed)
     counts = summary(judgments) | {"criteria": judge.criteria, "seed": options.seed}
     if counts["judged"]:  # without a verdict there is no rate
@@ -196,7 +199,7 @@ def run_judge(options: JudgeCommand) -> tuple[list[dict], dict]:
     name = file_name(f"{judge.name}-{names[0]}-against-{names[1]}")
     write_json(folder / f"{name}.json", counts)
     print(f"{report(counts, judgments)}\njudgments: {folder}")
-    # After the counts are written and shown, because somebody has paid for them.
+    # This error comes after the counts are written and shown, because somebody has paid for them.
     missing = len(pairs) - counts["judged"]
     if missing > len(pairs) / 2:
         fix = "take another --judge_model, or a larger --judge_max_tokens for one that thinks first"
@@ -207,8 +210,8 @@ def run_judge(options: JudgeCommand) -> tuple[list[dict], dict]:
 def first_answers(places: str) -> list[dict]:
     """Return the first answer of every method to each prompt.
 
-    `places` are folders and files, comma-separated; see `read_responses`. If there are several temperatures, the names
-    of methods have them, such as "SFT T=0.4". Raises `InputError` for a place without answers.
+    `places` are folders and files, comma-separated; see `read_responses`. If the answers have several temperatures, the
+    names of methods tell them, such as "SFT T=0.4". Raises `InputError` for a place without answers.
     """
     paths = split_paths(places)
     if not paths:
@@ -219,7 +222,7 @@ def first_answers(places: str) -> list[dict]:
     first_samples = answers[answers["sample"] == 0]
     rows = to_records(name_temperatures(first_samples))
     for row in rows:
-        # An environment spoke in between, and its words are no part of the answer.
+        # In a dialogue an environment spoke in between, and its words are not part of the answer.
         if row.get("turns"):
             row["response"] = said_by_policy(row["turns"])
     return rows

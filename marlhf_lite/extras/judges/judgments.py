@@ -33,7 +33,7 @@ GIVE_UP = 5  # answers in a row without a verdict that end a run
 
 @dataclass(frozen=True)
 class Comparison:
-    """Responses of two methods to one prompt."""
+    """Responses of two methods to one prompt, and the order in which a judge sees them."""
 
     id: str
     prompt: str
@@ -65,9 +65,10 @@ class Judgment:
 
 
 def make_pairs(rows: Sequence[Mapping], first: str, second: str) -> list[Comparison]:
-    """Pair the answers of two methods (dicts with prompt, method, response and perhaps id), in the first one's order.
+    """Pair the answers of two methods to each prompt, in the order of the first method's answers.
 
-    Raises `InputError` for an unknown method, and for methods that did not answer the same prompts once each.
+    `rows` are dicts with prompt, method, response and perhaps id. Raises `InputError` for an unknown method, and for
+    methods that did not answer the same prompts once each.
     """
     frame = to_frame(rows)
     answers_of = dict(list(frame.groupby("method", sort=False)))
@@ -101,18 +102,19 @@ def make_pairs(rows: Sequence[Mapping], first: str, second: str) -> list[Compari
 class Judge:
     """A function from a prompt and responses A and B to a `Judgment`; it never gets the methods' names.
 
-    Subclasses set `name`, which names the file; `identity`, everything else that a judgment depends on, without secrets
-    ("": judgments are not reused); and `workers`, the number of threads that may call it at the same time.
+    Subclasses set `name`, which names the file of judgments; `criteria`, the name of the question, if it has one;
+    `identity`, a text with everything else that a judgment depends on, without secrets; and `workers`, the number of
+    threads that may call the judge at the same time. If `identity` is empty, stored judgments are not reused.
     """
 
     name, criteria, identity, workers = "judge", "", "", 1
 
     def __call__(self, prompt: str, a: str, b: str) -> Judgment:
-        """Raises `InputError` to end the run."""
+        """Return the judgment on responses `a` and `b`. Raises `InputError` to end the run."""
         raise NotImplementedError
 
     def announce(self, comparisons: Sequence[Comparison]) -> None:
-        """Say before the first request what all of them will cost, if that is known."""
+        """Say before the first request what all requests will cost, if that is known."""
 
 
 def judge_pairs(
@@ -124,8 +126,8 @@ def judge_pairs(
 ) -> list[dict]:
     """Ask a judge about every pair.
 
-    Each judgment is written when it arrives and never asked for again, except one that is skipped: an interrupted run
-    continues, a repeated run costs nothing. Two responses with the same text are a tie without asking.
+    Each judgment is written when it arrives. Unless it is `skipped`, it is never asked for again: so an interrupted run
+    continues, and a repeated run costs nothing. Two responses with the same text are a tie, and the judge is not asked.
 
     Args:
         pairs: from `make_pairs`; their ids differ.
@@ -153,11 +155,12 @@ def judge_pairs(
 
     in_a_row_without_verdict = 0
     bar = tqdm(total=len(waiting), desc=f"judgments of {judge.name}", disable=not waiting)
-    # In the end the pool waits for requests under way, which are paid for. An error cancels the others.
+    # At the end of its block the pool waits for requests under way, which are paid for. After an error the requests
+    # that have not begun are cancelled.
     with bar, ThreadPoolExecutor(judge.workers) as pool:
-        # A pool of one would have sent the next request before an error is seen; `map` asks one at a time.
+        # Even a pool of one thread would have sent the next request before an error is seen; `map` asks one at a time.
         ask_all = map if judge.workers == 1 else pool.map
-        # The first one alone: if it is refused, such as for a wrong key, no other is sent.
+        # The first request goes alone: if it is refused, such as for a wrong key, no other is sent.
         for part in (waiting[:1], waiting[1:]):
             for judgment in ask_all(ask, part):
                 bar.update()
@@ -175,8 +178,8 @@ def judge_pairs(
 class JudgmentStore:
     """A judge's judgments on some comparisons, including those of earlier runs; `path` is their file.
 
-    The key of a judgment is a hash of the judge's identity and the texts in the order shown: ids and names of methods
-    may change. Arguments and errors are those of `judge_pairs`.
+    The key of a judgment is a hash of the judge's identity, the texts and the order in which they are shown. So it is
+    found again even if ids and names of methods change. Arguments and errors are those of `judge_pairs`.
     """
 
     def __init__(
@@ -193,7 +196,8 @@ class JudgmentStore:
         self._lock = threading.Lock()
         self.path = Path(folder).expanduser() / f"{file_name(judge.name)}.jsonl"
 
-        # The rows of judgments that are there, by key. A judge without an identity may judge otherwise today.
+        # The rows of judgments that are there, by key. Those of a judge without an identity are not read, because it
+        # may judge otherwise today.
         self.done: dict[str, dict] = {}
         if judge.identity:
             for row in read_judgments(self.path):
@@ -214,11 +218,14 @@ class JudgmentStore:
                 question = json.dumps([judge.identity, pair.prompt, pair.first, pair.second, shown])
                 key = hashlib.sha256(question.encode()).hexdigest()
                 self.comparisons[comparison] = key
-                if pair.first == pair.second:  # nobody is asked
+                if pair.first == pair.second:  # a tie, about which nobody is asked
                     self.done[key] = self._row(comparison, Judgment("tie", raw=IDENTICAL))
 
     def waiting(self) -> list[Comparison]:
-        """Return comparisons without a judgment; of several with the same texts only one, whose judgment all get."""
+        """Return comparisons without a judgment.
+
+        Of several comparisons with the same key, which have the same texts, only one waits, and all get its judgment.
+        """
         waiting = {}
         for comparison, key in self.comparisons.items():
             if key not in self.done:
@@ -226,10 +233,10 @@ class JudgmentStore:
         return list(waiting.values())
 
     def add(self, comparison: Comparison, judgment: Judgment) -> None:
-        """Add a judgment, and write it at once; one that is skipped is left for the next run."""
+        """Add a judgment, and write it at once, unless it is skipped: then the next run asks again."""
         row = self._row(comparison, judgment)
         with self._lock:  # several threads ask the judge
-            self.done[row["key"]] = row  # for this run; the file is for later ones
+            self.done[row["key"]] = row  # for this run; the file is for later runs
             if judgment.winner != "skipped":
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 append_lines(self.path, [row])
@@ -239,13 +246,13 @@ class JudgmentStore:
         rows = []
         for comparison, key in self.comparisons.items():
             if key in self.done:
-                # Today's names: an earlier run may have judged the same texts under others.
+                # The names of this run: an earlier run may have judged the same texts under other names.
                 names = {"pair": comparison.id, "methods": list(comparison.methods)}
                 rows.append(self.done[key] | names)
         return rows
 
     def _row(self, comparison: Comparison, judgment: Judgment) -> dict:
-        """Return the row of `judge_pairs`: the verdict on A and B as one on the first and the second method."""
+        """Return a row as `judge_pairs` has it: a verdict on A and B becomes one on the first and second method."""
         method_of_side = comparison.sides  # A and B -> first and second
         scores = None
         if judgment.scores:
@@ -270,7 +277,7 @@ def file_name(name: str) -> str:
 
 
 def read_judgments(path: str | Path) -> list[dict]:
-    """Return the judgments in a judge's file, the last one of each comparison; rows as `judge_pairs` returns them.
+    """Return the judgments in a judge's file as the rows of `judge_pairs`; if a key is there twice, its last row.
 
     Raises `InputError` for a line that is not a judgment.
     """
@@ -286,10 +293,10 @@ def read_judgments(path: str | Path) -> list[dict]:
 
 
 def combine(rows: Sequence[Mapping]) -> list[dict]:
-    """Return one row per pair, without scores, from the rows of one judge, which asked in one order or in both.
+    """Return one row per pair, without scores, from the rows of a judge that was asked in one order or in both.
 
-    Two judgments on a pair become skipped if one is skipped, else malformed if one is malformed, else the winner if
-    both name the same, else a tie.
+    If a pair has judgments in both orders, its winner is the first of these that holds: `skipped` if one is skipped,
+    `malformed` if one is malformed, the winner if both name the same one, and otherwise a tie.
     """
     combined = []
     for rows_of_pair in _by_pair(rows):  # one, or two in both orders
@@ -308,7 +315,7 @@ def combine(rows: Sequence[Mapping]) -> list[dict]:
 
 
 def summary(rows: Sequence[Mapping]) -> dict:
-    """Count judgments over pairs: win, lose and tie of the first method (together `judged`), malformed, skipped.
+    """Count over pairs: `win`, `lose` and `tie` of the first method, `judged` (these three), `malformed`, `skipped`.
 
     `position` tells whether the judge favours a place: `decided` is the number of judgments that name a winner, and
     `first_shown_share` the share of them that name the response shown first (0.5 without bias). `both_orders` is the

@@ -16,9 +16,10 @@ import yaml
 from marlhf_lite.extras.judges.judgments import Judgment
 
 _TEXTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-VERDICT_CHARACTERS = 100_000  # characters of a text that are read: unclosed braces take long
+# More of an answer is not read, because many unclosed braces take long.
+VERDICT_CHARACTERS = 100_000
 LOWEST, HIGHEST = 1, 10  # score of a criterion
-# or cut
+# Everything up to the end of the thoughts; or, if they were cut off before their end, from their beginning on.
 _THOUGHTS = re.compile(r"\A.*</think(?:ing)?>|<think(?:ing)?>.*", re.DOTALL | re.IGNORECASE)
 # What judges call a winner: "A", "Response A", "**b**"; a tie also "draw".
 _NAMES = "response|reply|answer|summary|assistant|option|model|candidate"
@@ -46,7 +47,7 @@ CRITERIA = {name: Criteria(name, **texts) for name, texts in _TEXTS["criteria"].
 
 
 def mark(prompt: str, a: str, b: str) -> str:
-    """Return a word that no text contains: a hash of all of them."""
+    """Return a word that none of the texts contains, because it is a hash of all of them."""
     return hashlib.sha256(json.dumps([prompt, a, b]).encode()).hexdigest()[:10]
 
 
@@ -89,7 +90,7 @@ def parse_judgment(text: str, criteria: Criteria) -> Judgment:
         last = _verdict(value, criteria)  # None: this object is not a verdict
         if last is not None:
             verdicts += 1
-    if verdicts != 1 or last is None:
+    if verdicts != 1 or last is None:  # with `last` None, another object stands after the verdict
         return Judgment("malformed", raw=text)
     winner, scores = last
     return Judgment(winner, scores, text)
@@ -109,11 +110,11 @@ def _objects(text: str) -> Iterator[dict | None]:
 
 
 def _verdict(value: dict | None, criteria: Criteria) -> tuple[str, dict] | None:
-    """Return the winner (A, B or tie) and the scores by side and aspect if the object is a verdict, else None.
+    """Return the winner (A, B or tie) and the scores by side and aspect. If the object is not a verdict, return None.
 
     The winner may be in lower or upper case, with marks around it, or called "Answer A"; a tie may be a "draw", and a
-    score may be a text ("7", "7/10"). A missing or unknown key, or a score outside 1 to 10, makes it no verdict. A
-    judge may write anything, so the object is read as if it were right, and what fails then is no verdict.
+    score may be a text ("7", "7/10"). An object with a missing or unknown key, or a score outside 1 to 10, is not a
+    verdict. A judge may write anything, so the object is read as if it were right; if that fails, it is not a verdict.
     """
     try:
         # The letter, or the word for a tie, without marks or "Answer" around it.
@@ -132,7 +133,7 @@ def _verdict(value: dict | None, criteria: Criteria) -> tuple[str, dict] | None:
 
 
 def _score(given: float | str) -> float:
-    """Return a score as a number. Raises `ValueError` or `TypeError` for what is none from LOWEST to HIGHEST."""
+    """Return a score as a number. Raises `ValueError` or `TypeError` unless it is one from LOWEST to HIGHEST."""
     number = given
     if isinstance(given, str):  # "7" or "7 / 10"
         number = float(given.replace(" ", "").removesuffix(f"/{HIGHEST}"))
