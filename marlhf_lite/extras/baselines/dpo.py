@@ -17,18 +17,21 @@ from marlhf_lite.training.trl_trainers import EvenPairs, StageSteps, check_adapt
 
 
 class PairsTrainer(ScaledGradients, StageSteps, EvenPairs, DPOTrainer):
-    """TRL's trainer on our token ids; TRL would tokenize prompt and response together, and add EOS to cut responses."""
+    """TRL's trainer, which here learns from our token ids.
+
+    TRL itself would tokenise prompt and response together, and add EOS to responses that were cut.
+    """
 
     of_pairs = tuple(f"rewards/{name}" for name in ("chosen", "rejected", "accuracies", "margins"))
 
-    loss_of_padding = math.log(2)  # −log σ(0)
+    loss_of_padding = math.log(2)  # −log σ(0): both log-ratios of such a pair are 0
 
     def padding_row(self, row: dict) -> dict:
-        """A prompt without responses: both log-ratios are sums over no tokens, so they are 0."""
+        """Return a row with a prompt and no responses: both log-ratios are sums over no tokens, so they are 0."""
         return row | {"chosen_ids": [], "rejected_ids": []}
 
     def is_padding(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Which pairs have no token of a response."""
+        """Return which pairs [B] are padding: they have no token of a response."""
         chosen, rejected = inputs["completion_mask"].chunk(2)
         return ~(chosen.any(1) | rejected.any(1))
 
@@ -39,9 +42,10 @@ class PairsTrainer(ScaledGradients, StageSteps, EvenPairs, DPOTrainer):
 def dpo_trainer(
     model: PeftModel, tokenizer, rows: datasets.Dataset, options: DPOCommand, output: Path
 ) -> PairsTrainer:
-    """Return a trainer of `model` on pairs (columns prompt, chosen, rejected); responses above the limit are cut.
+    """Return a trainer of `model` on pairs, with the columns prompt, chosen and rejected.
 
-    A copy of the model's present adapter becomes the reference. Checkpoints go to `output`/checkpoints.
+    Responses of more than --max_response_length tokens are cut. A copy of the model's present adapter becomes the
+    reference. Checkpoints go to `output`/checkpoints.
     """
     encoded = {}
     for side in ("chosen", "rejected"):
@@ -70,11 +74,15 @@ def dpo_trainer(
 
 
 def complete_reference(model: PeftModel | PreTrainedModel) -> None:
-    """Copy adapters of the embedding and of single tokens to TRL's reference adapter, `ref`: TRL leaves them out."""
+    """Copy adapters of the embedding and of single tokens to TRL's reference adapter, `ref`: TRL leaves them out.
+
+    Nothing happens if TRL has made no such adapter.
+    """
     if "ref" not in getattr(model, "peft_config", {}):
         return
     for name, parameter in model.named_parameters():
-        # a parameter in a dictionary by adapter; TRL copies only modules
+        # Such a name has no ".weight" after the adapter's name: PEFT keeps these parameters themselves in a dictionary
+        # by adapter. TRL copies only modules.
         if name.endswith(".default"):
             model.get_parameter(name.removesuffix("default") + "ref").data.copy_(parameter.data)
 

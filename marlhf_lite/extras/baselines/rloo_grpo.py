@@ -44,7 +44,7 @@ from marlhf_lite.training.trl_trainers import check_adapter, trainer_arguments
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.less_memory import rows_a_pass
 
-# TRL's name in a log of a step -> PPO's in a row of metrics. The rest of a row comes from `SampledReward`.
+# TRL's names of metrics in a log of a step -> PPO's names in a row. Those that `SampledReward` logs have PPO's already.
 NAMES = {
     "loss": "policy_loss",
     "grad_norm": "policy_grad_norm",
@@ -85,20 +85,20 @@ class SampledReward:
     ) -> list[float]:
         """Return shaped scores, one per response, and log what PPO logs of a rollout.
 
-        The arguments are TRL's. `row` is the column of the data with each prompt's own row, as a text; it is empty if
-        no reward asks for other columns.
+        The arguments are TRL's. If the reward asks for other columns of the data, `row` has each prompt's own row, as a
+        text; otherwise it is empty.
         """
         if row:
             prompts = [
                 Prompt(text, of_prompt) for text, of_prompt in zip(prompts, row, strict=True)
             ]
-        # TRL gives ids without padding; they make the same rollout as in PPO.
+        # TRL gives ids without padding. From them `from_tokens` makes the same rollout as in PPO.
         ends = end_of_text(self.model, self.tokenizer)
         rollout = from_tokens(self.tokenizer, prompts, completion_ids, ends).to(
             PartialState().device
         )
         rollout = replace(rollout, scores=score_responses(self.reward, rollout))
-        # Those of all processes, because a mean of their deviations is not the deviation of all.
+        # The scores of all processes, because the mean of the processes' deviations is not the deviation of all scores.
         scores = torch.tensor(gather_object(rollout.scores.tolist()))
         metrics = {
             "score_mean": scores.mean().item(),
@@ -112,7 +112,8 @@ class SampledReward:
             metrics |= self.reward.metrics()
         for name, value in metrics.items():
             log_metric(name, value)  # TRL averages it over processes
-        if self.logger is not None:  # the answers to one prompt, each as one action
+        if self.logger is not None:
+            # The answers to the first prompt, each as a single action.
             group = rollout.select(slice(0, self.config.num_generations))
             self.logger.log_samples(trainer_state.global_step + 1, group, Whole()(group.mask))
         return scores_for_training(rollout, self.config).tolist()
@@ -126,7 +127,7 @@ class _OurPrompts:
 
 
 class _TokenMeans:
-    """Make metrics means over all tokens of a step; TRL takes the mean over passes of each pass's mean."""
+    """Make some metrics means over all tokens of a step; TRL would take the mean over passes of each pass's mean."""
 
     of_tokens = ("entropy",)  # TRL's names of metrics that are means over tokens
 
@@ -139,7 +140,8 @@ class _TokenMeans:
     def log(self, logs: dict[str, float], *args, **kwargs) -> None:
         """Log a step as TRL does, after its means of each pass are replaced by one mean over all tokens."""
         metrics = self._metrics["train"]  # TRL's: name -> a value of each pass, whose mean it logs
-        tokens_of_passes = metrics.pop("tokens of a pass", [])  # of `compute_loss`; none at an end
+        # They come from `compute_loss`; the log at the end of training has none.
+        tokens_of_passes = metrics.pop("tokens of a pass", [])
         for name in self.of_tokens:
             if tokens_of_passes and metrics.get(name):
                 total = 0.0
@@ -167,8 +169,8 @@ def group_trainer(
 ) -> RLOOTrainer | GRPOTrainer:
     """Return a trainer of `model` by the method of these options. A copy of its present adapter becomes the reference.
 
-    An update has `batch_size` responses, as in PPO, to batch_size / num_generations prompts, and is one optimizer step.
-    Optimizer and learning-rate schedule are PPO's. Checkpoints go to `output`/checkpoints.
+    An update is one optimizer step. As in PPO it has `batch_size` responses, here to batch_size / num_generations
+    prompts. Optimizer and learning-rate schedule are PPO's. Checkpoints go to `output`/checkpoints.
     """
     check_adapter(model)
     if not len(prompts):
@@ -178,9 +180,10 @@ def group_trainer(
     # 1. Sizes. A group is the responses to one prompt.
     groups = config.batch_size // config.num_generations
     rows_of_process = config.batch_size // PartialState().num_processes
-    rows_at_a_time = rows_a_pass(config.micro_batch_size, rows_of_process)  # TRL wants a divisor
+    # A divisor of `rows_of_process`: passes of this size add up to a step (`gradient_accumulation_steps` below).
+    rows_at_a_time = rows_a_pass(config.micro_batch_size, rows_of_process)
     updates = config.updates
-    if config.prompt_epochs:  # passes over the prompts, which win over --updates
+    if config.prompt_epochs:  # passes over the prompts; if they are given, --updates does not count
         updates = updates_of_passes(config.prompt_epochs, len(prompts), groups)
 
     # 2. Optimizer and schedule, as PPO has them.
@@ -198,7 +201,8 @@ def group_trainer(
     else:
         trainer_class = _GRPO
         config_class = GRPOConfig
-        # The KL's gradient is that of the reverse KL, as in PPO, and not that of the first GRPO.
+        # With `use_bias_correction_kl` the KL's gradient is that of the reverse KL, as in PPO. The first GRPO had
+        # another one.
         method_arguments = {
             "loss_type": "grpo",
             "scale_rewards": "group",
@@ -243,8 +247,8 @@ def group_trainer(
 def group_row(logs: dict, config: GroupConfig) -> dict[str, float]:
     """Return a row of metrics from TRL's log of a step.
 
-    TRL's KL is a mean over tokens, k1 in RLOO and k3 in GRPO; a row has it in nats per response. Without a KL
-    coefficient TRL gives none.
+    TRL's KL is a mean over tokens, by the estimator k1 in RLOO and k3 in GRPO; a row has it in nats per response. If
+    the KL coefficient is 0, TRL gives no KL, and the row has none.
     """
     row = {ours: logs[theirs] for theirs, ours in NAMES.items() if theirs in logs}
     if "kl" in logs:

@@ -33,7 +33,7 @@ GIB = 2**30
 ADAPTER_BYTES = 4  # adapters are float32 for every base
 FOUR_BITS = 0.516  # bytes per weight: 4 bits, and doubly quantised scales of blocks of 64
 CUDA_CONTEXT = 0.6 * GIB  # CUDA's own memory, about the same on all cards
-# TRL's SFT computes logits in tiles: so many tokens by so many of the vocabulary's words at a time.
+# TRL's SFT computes logits in tiles: at a time of this many tokens, and of this many of the vocabulary's words.
 TOKENS_OF_TILE = 4096
 WORDS_OF_TILE = 32_768
 FRAGMENTS = 1.05  # what allocators hold beyond live tensors
@@ -42,7 +42,7 @@ STAGES = {"sft": "SFT", "rm": "reward model", "ppo": "PPO"}
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes by part. `loading`, `generation` and `training` take turns, so the largest one counts."""
+    """Bytes by part. `loading`, `generation` and `training` take turns, so the largest of the three counts."""
 
     weights: float  # of the base, or of all models
     adapters: float
@@ -54,6 +54,7 @@ class Memory:
 
     @property
     def peak(self) -> float:
+        """Return the largest number of bytes at one time; while models are loaded, nothing else is there."""
         fixed = self.weights + self.adapters + self.optimizer
         while_it_runs = fixed + max(self.generation, self.training)
         return max(while_it_runs, self.loading) * FRAGMENTS + self.cuda
@@ -69,7 +70,8 @@ def memory_report(options: MemoryCommand) -> str:
         {"finetune": options.finetune, "4 bits": four_bits, "stage": "ppo"}
     )
     stages = list(STAGES)
-    if options.reward in ("tests", "all_tests"):  # such data have no pairs to train one on
+    # Such data have no pairs to train a reward model on.
+    if options.reward in ("tests", "all_tests"):
         stages.remove("rm")
     needs = [estimate_memory(options, stage) for stage in stages]
 
@@ -93,7 +95,7 @@ def memory_report(options: MemoryCommand) -> str:
 
 
 def _note_on_cpu_memory(options: MemoryCommand) -> str:
-    """Return what the machine's own memory must hold under FSDP2: each process reads models through it."""
+    """Return what the machine's own memory (not a card's) must hold under FSDP2: each process reads models into it."""
     base = empty_base(options)
     read = _bytes(base.parameters()) / GIB
     written = 4 * base.num_parameters() / GIB  # trained weights are float32
@@ -104,11 +106,11 @@ def _note_on_cpu_memory(options: MemoryCommand) -> str:
 def estimate_memory(options: MemoryCommand, stage: str = "ppo") -> Memory:
     """Estimate the memory of one process, one of `--num_processes`, that trains `sft`, `rm` or `ppo` on a GPU.
 
-    The batch is the longest: prompts of --max_prompt_length, responses of --max_response_length. Sampling merges LoRA's
-    adapter into copies if a card of --gpu GiB has room for them; without --gpu they are not counted. Adapters are
-    computed as `--fast` says for a GPU: by PEFT, unless it takes the lever `lora`. With
-    --gradient_checkpointing auto, activations are recomputed unless a card of --gpu GiB has room for all of PPO's. On a
-    CPU a process needs more: about 0.5 GiB for its libraries, and copies that its matrix products make.
+    All rows of the batch are as long as allowed: prompts of --max_prompt_length, responses of --max_response_length. If
+    a card of --gpu GiB has room for them, sampling makes copies of weights with LoRA's adapter merged; without --gpu
+    they are not counted. Adapters are computed as `--fast` says for a GPU: by PEFT, unless it takes the lever `lora`.
+    With --gradient_checkpointing auto, activations are recomputed unless a card of --gpu GiB has room for all of PPO's.
+    On a CPU a process needs more: about 0.5 GiB for its libraries, and copies that its matrix products make.
 
     Under FSDP2 trained weights, their gradients and moments are float32, frozen models bfloat16, and a process holds a
     share of each. Passes are in bfloat16. A process holds two layers whole (the next one is fetched ahead), the
@@ -119,13 +121,14 @@ def estimate_memory(options: MemoryCommand, stage: str = "ppo") -> Memory:
     """
     trains_all_weights = options.finetune == "full"
     is_ppo = stage == "ppo"
-    # With LoRA, under DDP, each process has the whole base.
+    # FSDP2 shares the weights. With LoRA processes run under DDP, and each has the whole base.
     is_shared = trains_all_weights and options.num_processes > 1
     if is_ppo and options.gradient_checkpointing == "auto":
         rows = options.micro_batch_size or FEW_ROWS
         keeps_all = replace(options, gradient_checkpointing=False, micro_batch_size=rows)
         if_all_are_kept = estimate_memory(keeps_all)
-        # Under FSDP2 they are always recomputed: processes wait for each other in each layer, so none can try.
+        # Under FSDP2 activations are always recomputed: processes wait for each other in each layer, so none can try to
+        # do without.
         if if_all_are_kept.peak <= options.gpu * GIB and not is_shared:
             return if_all_are_kept
 
@@ -137,8 +140,9 @@ def estimate_memory(options: MemoryCommand, stage: str = "ppo") -> Memory:
     trains_language_model = stage != "rm"
     trains_score_model = stage != "sft"  # the critic of PPO, or the reward model
 
-    # 1. Weights, adapters and moments, which are there all the time. `language_model` and `score_model` are what one of
-    #    each adds: all its weights, or its adapter. A score model has a head of one number in place of that of words.
+    # 1. Weights, adapters and moments, which are there all the time. `language_model` and `score_model` are the bytes
+    #    that one model of each kind adds: all its weights, or with LoRA its adapter. A score model has a head of one
+    #    number in place of the head of words.
     if trains_all_weights:
         # A tied head is the matrix of the embeddings, which a score model needs.
         head_of_words = 0 if config.tie_word_embeddings else _bytes([head])
@@ -149,9 +153,8 @@ def estimate_memory(options: MemoryCommand, stage: str = "ppo") -> Memory:
         score_head = ADAPTER_BYTES * config.hidden_size
         language_model = adapter_bytes(base, options)
         score_model = language_model + score_head
-        unused_score_head = (
-            score_head  # PEFT keeps the head as it was beside the one that it trains or loads
-        )
+        # Beside the head that it trains or loads, PEFT keeps the head as it was.
+        unused_score_head = score_head
     trained = frozen = unused_score_heads = 0
     if trains_language_model:
         trained += language_model
@@ -166,7 +169,7 @@ def estimate_memory(options: MemoryCommand, stage: str = "ppo") -> Memory:
     processes = options.num_processes if is_shared else 1
     # FSDP2 trains in float32: four bytes for each weight that was read in bfloat16.
     growth = 4 // element if is_shared else 1
-    # The trained weights take this much, and so do their gradients and each of the two moments.
+    # The bytes of the trained weights, which their gradients and each of Adam's two moments take as well.
     states = growth * trained / processes
     if trains_all_weights:
         weights = states + frozen / processes
@@ -175,7 +178,7 @@ def estimate_memory(options: MemoryCommand, stage: str = "ppo") -> Memory:
         weights = base_bytes(base, options)
         adapters = trained + frozen + unused_score_heads
 
-    # 2. A training pass. The backward pass goes through the critic, then through the policy, head first.
+    # 2. A training pass. The backward pass goes through the critic first, then through the policy, from its head on.
     if is_ppo:
         batch = options.batch_size
         rows_asked = options.micro_batch_size or 1
@@ -189,7 +192,8 @@ def estimate_memory(options: MemoryCommand, stage: str = "ppo") -> Memory:
     adapters_by_peft = computes_adapters_by_peft(options)
     kept, computed_again = activation_bytes(base, options, rows * longest, adapters_by_peft)
     logits = 0
-    if is_ppo:  # four copies in float32, two of them gradients; PPO computes them in tiles, too
+    # PPO has four copies in float32, two of them gradients. Above MAX_LOGITS it computes them in tiles, too.
+    if is_ppo:
         logits = 4 * 4 * min(rows * options.max_response_length * config.vocab_size, MAX_LOGITS)
     elif trains_language_model:
         logits = element * min(rows * longest, TOKENS_OF_TILE) * WORDS_OF_TILE
@@ -197,25 +201,24 @@ def estimate_memory(options: MemoryCommand, stage: str = "ppo") -> Memory:
     if trains_all_weights and trains_language_model:  # sums in float32, and a rounded copy
         head_gradient = (4 + element) * head.numel()
     models_that_train = trains_language_model + trains_score_model
-    # At the start of the backward pass all models keep their activations; when the head has its gradient, the critic's
-    # are free again.
+    # At the start of the backward pass all models keep their activations. When the head gets its gradient, those of the
+    # critic are free again.
     at_its_start = models_that_train * kept + max(logits, computed_again)
     at_the_head = kept + head_gradient
     passes = max(at_its_start, at_the_head)
 
-    # 3. What FSDP2 has whole: layers while they run, weights outside of layers, and at first every model.
+    # 3. What FSDP2 has whole: layers while they run, weights outside of layers, and while it loads, every model.
     layer = outside = loading = 0
     if is_shared:
         layer, outside = whole_bytes(base)
         # policy, critic and reference, perhaps a reward model; one model in the other stages
         models_of_stage = 3 + (options.reward == "rm") if is_ppo else 1
         loading = models_of_stage * _bytes(empty_base(options).parameters())
-    whole_in_training = (
-        4 * layer
-    )  # two layers, a layer's gradients, and the sums of the previous one's
+    # Two layers, the gradients of a layer, and the buffer that sums those of the previous layer.
+    whole_in_training = 4 * layer
     if trains_language_model:
         whole_in_training += outside
-    if trains_score_model:  # with the gradient, until the backward pass ends
+    if trains_score_model:  # twice, because the gradient stays until the backward pass ends
         whole_in_training += 2 * outside
 
     # 4. Sampling, which only PPO does.
@@ -244,13 +247,16 @@ def whole_bytes(base: PreTrainedModel) -> tuple[int, int]:
 
 
 def base_bytes(base: PreTrainedModel, options: ModelConfig) -> float:
-    """Return the bytes of one model's weights; in 4 bits only the linear layers of the blocks shrink."""
+    """Return the bytes of one model's weights; with 4 bits, only the linear layers of the blocks have 4 bits."""
     blocks = list(_adapted(base, "all-linear")) if options.load_in_4bit else []
     return _bytes(base.parameters()) + sum(w.numel() * FOUR_BITS for w in blocks) - _bytes(blocks)
 
 
 def adapter_bytes(base: PreTrainedModel, options: ModelConfig) -> int:
-    """Return the bytes of one adapter, without a score head."""
+    """Return the bytes of one adapter, without a score head.
+
+    A weight [out, in] gets two matrices: [r, in] and [out, r].
+    """
     layers = _adapted(base, options.lora_target_modules)
     return ADAPTER_BYTES * options.lora_r * sum(sum(w.shape) for w in layers)
 
@@ -293,7 +299,7 @@ def merged_bytes(base: PreTrainedModel, options: MemoryCommand) -> int:
 
     See `training.rollout.merged_adapter`.
     """
-    # In other formats a sum would round small adapters away.
+    # Only into float32: in other formats the sum of a weight and a small adapter would round the adapter away.
     can_merge = (
         options.finetune == "lora" and not options.load_in_4bit and base.dtype == torch.float32
     )
@@ -303,10 +309,10 @@ def merged_bytes(base: PreTrainedModel, options: MemoryCommand) -> int:
 
 
 def computes_adapters_by_peft(options: ModelConfig) -> bool:
-    """Return whether a run on a GPU leaves the adapters to PEFT; False without adapters.
+    """Return whether a run on a GPU leaves the adapters to PEFT; False if there are no adapters.
 
-    It does unless `--fast` takes the lever `lora`, which needs weights that are not quantised. On a GPU `--fast auto`
-    takes it only once a record shows equal numbers there.
+    It leaves them unless `--fast` takes the lever `lora`, which needs weights that are not quantised. On a GPU
+    `--fast auto` takes that lever only once a record shows equal numbers there.
     """
     if options.finetune != "lora":
         return False
@@ -318,21 +324,23 @@ def activation_bytes(
 ) -> tuple[float, float]:
     """Return the bytes that one model keeps of `tokens` tokens for its backward pass, and the bytes computed again.
 
-    A layer keeps the inputs of its products and norms. `adapters_by_peft`: PEFT computes adapters in float32, so over
-    other formats it keeps a copy of the input of each product in float32, also if several products have one input. With
-    gradient checkpointing a layer keeps only its own input, and one layer at a time is computed again. Real modules
-    keep up to a third more or less. What kernels of `--fast fused` save is not counted.
+    A layer keeps the inputs of its products and norms. PEFT computes adapters in float32: with `adapters_by_peft`, if
+    the model has another format, each product keeps a copy of its input in float32, also if several products have the
+    same input. With gradient checkpointing a layer keeps only its own input, and one layer at a time is computed again.
+    Real modules keep up to a third more or less. What kernels of `--fast fused` save is not counted.
     """
     config = base.config.get_text_config()
     element = base.dtype.itemsize
     hidden = config.hidden_size
     layers = config.num_hidden_layers
     queries, keys, inner = _widths(config)
-    # Queries, keys and values have one input, and so have the two products that begin the MLP.
+    # The inputs of products. Queries, keys and values have one hidden state as their input, and so have the two products
+    # that begin the MLP.
     inputs = element * (2 * hidden + queries + inner)
     if adapters_by_peft and (options.load_in_4bit or base.dtype != torch.float32):
+        # Five products have a hidden state as their input: those of queries, keys and values, and two of the MLP.
         inputs = ADAPTER_BYTES * (5 * hidden + queries + inner)
-    # A norm's weight that trains needs the scaled input, too.
+    # Two norms, in float32. A norm's weight that trains needs the scaled input, too.
     norms = 4 * hidden * (4 if options.finetune == "full" else 2)
     layer = tokens * (inputs + element * (queries + 2 * keys + 3 * inner) + norms)
     if not options.gradient_checkpointing:
@@ -341,11 +349,12 @@ def activation_bytes(
 
 
 def generation_bytes(base: PreTrainedModel, rows: int, width: int, adapters_by_peft: bool) -> float:
-    """Return the bytes of keys and values of `rows` sequences of `width` tokens, and of a layer's pass or the logits.
+    """Return the bytes that sampling `rows` sequences of `width` tokens needs beside the weights.
 
-    The pass reads only the prompts. It is counted for `width` tokens, because allocators lose more here than elsewhere
-    while the cache grows (measured: benchmarks/README.md). With `adapters_by_peft` a layer's outputs are in float32, as
-    PEFT computes adapters.
+    They are the cache of keys and values, and either a layer's pass over the prompts or the logits, whichever is
+    larger. The pass is counted for all `width` tokens, because allocators lose more here than elsewhere while the cache
+    grows (measured: benchmarks/README.md). With `adapters_by_peft` a layer's outputs are in float32, as PEFT computes
+    adapters.
     """
     config = base.config.get_text_config()
     element = base.dtype.itemsize

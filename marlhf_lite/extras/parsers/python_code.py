@@ -26,16 +26,17 @@ class PythonParser:
         if not text.strip():
             return []
         root = self._parser.parse(text.encode(errors="replace")).root_node
-        return [ParsedSentence(0, len(text), _read(root, text))]
+        return [ParsedSentence(0, len(text), _tree_of(root, text))]
 
 
-def _read(root: Any, text: str) -> nltk.Tree:
+def _tree_of(root: Any, text: str) -> nltk.Tree:
     """Return the tree of a tree-sitter node, whose leaves know from where to where they stand in the text.
 
-    A list of nodes that are still to be converted stands in for recursion: programs may nest deeper than Python's
-    stack.
+    A list of nodes that are still to be converted takes the place of recursion, because programs may nest deeper than
+    Python's stack.
     """
-    # tree-sitter counts bytes, and a leaf characters: the character of each byte, and of the end.
+    # tree-sitter gives places in bytes, and a leaf has them in characters. So this is the number of the character to
+    # which each byte belongs, and at last the end of the text.
     character_of_byte = []
     for i, character in enumerate(text):
         character_of_byte += [i] * len(character.encode(errors="replace"))
