@@ -334,8 +334,8 @@ def activation_bytes(
     hidden = config.hidden_size
     layers = config.num_hidden_layers
     queries, keys, inner = _widths(config)
-    # The inputs of products. Queries, keys and values have one hidden state as their input, and so have the two products
-    # that begin the MLP.
+    # The inputs of products. Queries, keys and values have one hidden state as their input, and so have the two
+    # products that begin the MLP.
     inputs = element * (2 * hidden + queries + inner)
     if adapters_by_peft and (options.load_in_4bit or base.dtype != torch.float32):
         # Five products have a hidden state as their input: those of queries, keys and values, and two of the MLP.
