@@ -117,8 +117,8 @@ def _plain(value: Any) -> Any:
 def _keys(items: tuple) -> tuple:
     """Return the items, which become keys of a dict or a set.
 
-    Keys with equal hashes make a large dict slow, and a program could return many such keys, as multiples of 2**61 − 1
-    are. Raises `ValueError` for more than 100 items unless all are texts or small integers, which cannot be chosen so.
+    Keys with equal hashes make a large dict slow, and a program could return many of them, such as multiples of
+    2**61 − 1. Raises `ValueError` for more than 100 items unless all are texts or small integers, whose hashes differ.
     """
     if len(items) > 100 and not all(
         isinstance(x, str) or (isinstance(x, int) and abs(x) < 2**60) for x in items

@@ -40,8 +40,8 @@ class Test:
     def passes(self, output: Any) -> bool:
         """Return whether the program's output is the expected one.
 
-        `output` is plain data. If the program gave none, it is NO_OUTPUT, which equals no expected output. With
-        `as_apps`, floats may differ by rounding, as APPS's own harness allows.
+        `output` is plain data. If the program gave none, it is NO_OUTPUT, which equals no expected output. If
+        the test is compared `as_apps`, floats may differ by rounding, as APPS's own harness allows.
         """
         if self.call is None:  # the program reads and writes text
             return isinstance(output, str) and _same_text(self.output, output, rounded=self.as_apps)
@@ -153,7 +153,7 @@ def _same_word(expected: str, output: str) -> bool:
     """Return whether two words are equal, or two numbers are equal up to rounding; 2.0 equals 2."""
     if expected == output:
         return True
-    # Two integers must be equal. Only if a word is written as a float, such as 2.0 or an output 1e6, may they differ.
+    # Two integers must be equal. Only if a word is written as a float (2.0, or an output 1e6) may the numbers differ.
     if "." not in expected + output and "e" not in output:
         return False
     try:
@@ -223,7 +223,7 @@ def _problem_of_row(row: dict) -> Problem:
 
 
 def _as_text(value: Any) -> str:
-    """Return a text, or join a list of lines, as which APPS has some texts. Raises `InputError` for other values."""
+    """Return a text; APPS has some as lists of lines, which are joined. Raises `InputError` for other values."""
     lines = value if isinstance(value, list) else [value]
     if not all(isinstance(line, str) for line in lines):
         raise InputError("without 'fn_name' inputs and outputs are texts")
