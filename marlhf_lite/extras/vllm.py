@@ -349,8 +349,8 @@ def load_adapter(client: openai.OpenAI, place: Path) -> None:
 def reload_weights(client: openai.OpenAI, place: Path) -> None:
     """Let a server take its weights from a folder, and forget what it has cached.
 
-    Raises `ServerError` if the server reports an error or does not answer. A server that reports no error may still have
-    its old weights, because it cannot be asked which weights it has: `Servers.try_out` finds such a server.
+    Raises `ServerError` if the server reports an error or does not answer. A server that reports no error may still
+    have its old weights, because it cannot be asked which weights it has: `Servers.try_out` finds such a server.
     """
     root = str(client.base_url).removesuffix("/v1/")
     # The client waits for longer than the server may take, so that the server's own message comes first. It tries only
