@@ -27,7 +27,7 @@ class PolicyModel(nn.Module):
     def __init__(self, model: PeftModel | PreTrainedModel):
         super().__init__()
         self.model = model
-        # FSDP2 shards each layer, and the rest
+        # Accelerate reads this name: FSDP2 shards each module of these classes by itself, then all other weights.
         self._no_split_modules = unwrap_peft(model)._no_split_modules
 
     def forward(
@@ -81,6 +81,7 @@ class ScalarHeadModel(nn.Module):
         """
         classifier = unwrap_peft(self.model)
         width = tokens.shape[1]
+        # `+ 1`: the token before the last `length`, at which a critic gives the value of the first action.
         kept = width if length is None else min(length + 1, width)
         # The model without its head; families give it different names, such as `model` or `transformer`.
         backbone = getattr(classifier, classifier.base_model_prefix)
@@ -107,12 +108,13 @@ class ActorCritic(nn.Module):
     def forward(
         self, tokens: Tensor, attention_mask: Tensor, length: int, temperature: float = 1.0
     ):
-        """Return `(logprobs, entropy, values)`, each [B, T]: see `PolicyModel`.
+        """Return `(logprobs, entropy, values)` of the last `length` = T tokens, each [B, T]: see `PolicyModel`.
 
         The critic's score at a token is the value of the state in which the next one is chosen, so the critic reads all
         tokens but the last.
         """
         logprobs, entropy = self.policy(tokens, attention_mask, length, temperature)
+        # The critic gives scores at the last T − 1 tokens that it reads and at the one before them: T in all.
         values = self.critic(tokens[:, :-1], attention_mask[:, :-1], length - 1)
         return logprobs, entropy, values[:, -length:]
 
@@ -134,7 +136,7 @@ def without_dropout(model: nn.Module) -> None:
     for module in unwrap_peft(model).modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        # Some families call the function with a rate in an attribute: dropout, attn_pdrop, layerdrop.
+        # Some families call dropout as a function, with a rate from an attribute: dropout, attn_pdrop, layerdrop.
         for name, value in list(vars(module).items()):
             if "drop" in name and isinstance(value, float):
                 setattr(module, name, 0.0)

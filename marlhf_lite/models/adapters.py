@@ -23,10 +23,11 @@ ADAPTERS = {
 
 
 def resolve_adapter_dir(option: str, folder: str) -> Path:
-    """Return the folder that `--sft`, `--rm`, `--policy` or one of `--policies` means: itself, or one inside a run.
+    """Return the folder with the weights that `--sft`, `--rm`, `--policy` or one of `--policies` means.
 
-    It holds an adapter, or after full fine-tuning all weights. A reward model of the hub is fetched.
-    Raises `InputError` if it is missing or damaged.
+    If `folder` is a run, that is a folder inside it, otherwise `folder` itself. It holds an adapter, or after full
+    fine-tuning all weights. If `--rm` names a model on the hub, the model is fetched.
+    Raises `InputError` if the weights are missing or damaged.
     """
     command, task_type, places_in_a_run = ADAPTERS[option]
     if not folder:
@@ -59,7 +60,8 @@ def resolve_adapter_dir(option: str, folder: str) -> Path:
     fix = f"give a folder that `marlhf {command}` wrote"
     # The trainers of SFT and reward model write such checkpoints until they have ended.
     checkpoints = sorted(root.glob(f"{places_in_a_run[0]}/checkpoint-*"), key=os.path.getmtime)
-    # PEFT writes an adapter that has another name than `default` into a folder of that name.
+    # PEFT writes an adapter that has another name than `default` into a folder of that name. But subfolders with these
+    # three names are stages of a run, which other options take.
     named = sorted(path.parent for path in root.glob("*/adapter_config.json"))
     if named and all(place.name not in ("sft", "rm", "policy") for place in named):
         fix = f"give {named[0]}"
@@ -72,7 +74,7 @@ def resolve_adapter_dir(option: str, folder: str) -> Path:
 
 @contextmanager
 def hub_errors(source: str) -> Iterator[None]:
-    """Raise `InputError` if the hub does not give, in this block, what the option `source` names."""
+    """Make an error of the hub in this block an `InputError`, which begins with `source`: an option and its value."""
     try:
         yield
     # ValueError: a name that the hub forbids
@@ -84,7 +86,10 @@ def hub_errors(source: str) -> Iterator[None]:
 
 
 def is_sharded_folder(folder: str | Path) -> bool:
-    """Return whether a folder is a checkpoint whose weights several processes wrote."""
+    """Return whether a folder is a checkpoint whose weights several processes wrote.
+
+    PPO writes such weights into the folder itself, the trainers of SFT, reward model and DPO into a subfolder.
+    """
     return any((Path(folder) / name / METADATA).is_file() for name in ("", TRAINER_SHARDS))
 
 
@@ -102,16 +107,16 @@ def is_full_model(folder: str | Path) -> bool:
 
 
 def _config_of(place: Path) -> Path | None:
-    """Return the config of the weights in a folder, if any: an adapter's, else a model's."""
+    """Return the config in a folder: that of an adapter if there is one, else that of a model, else None."""
     paths = (place / "adapter_config.json", place / "config.json")
     return next((path for path in paths if path.is_file()), None)
 
 
 def _check_adapter(source: str, place: Path, task_type: str, command: str) -> None:
-    """Raise `InputError`, which begins with `source`, unless a folder has weights that do what `task_type` says.
+    """Raise `InputError`, which begins with `source`, unless a folder has weights that were made for a task.
 
-    `place` has the config of an adapter or of a model. `task_type` is PEFT's name, CAUSAL_LM or SEQ_CLS, and `command`
-    is the one that makes such weights. A config that names no type is accepted.
+    `place` is a folder with the config of an adapter or of a model. `task_type` is PEFT's name of the task, CAUSAL_LM
+    or SEQ_CLS, and `command` is the command that makes such weights. A config that names no task is accepted.
     """
     again = f"make it again with `marlhf {command}`"
     path = _config_of(place)
@@ -125,23 +130,24 @@ def _check_adapter(source: str, place: Path, task_type: str, command: str) -> No
             made_for = config.get("task_type")
     except (OSError, ValueError, AttributeError):
         raise InputError(f"{source}: its {path.name} is damaged: {again}") from None
-    found = made_for
-    # Class names of score models all end alike. Those of causal LMs do not (GPT2LMHeadModel), so they are all others.
+    found_task = made_for
+    # The class names of score models all end alike. Those of causal LMs do not (such as GPT2LMHeadModel), so every
+    # other class counts as a causal LM.
     if is_full and made_for:
-        found = "SEQ_CLS" if made_for.endswith("ForSequenceClassification") else "CAUSAL_LM"
-    if found not in (None, task_type):
+        found_task = "SEQ_CLS" if made_for.endswith("ForSequenceClassification") else "CAUSAL_LM"
+    if found_task not in (None, task_type):
         what = "a model" if is_full else "an adapter"
         raise InputError(
             f"{source}: {what} of another kind ({made_for}): give a folder that `marlhf {command}` wrote"
         )
     if is_sharded_folder(place):  # its weights have other names, and are checked when they are read
         return
-    weights = "model" if is_full else "adapter_model"
+    usual_name = "model" if is_full else "adapter_model"
     # A large model has several files; older ones are called pytorch_model.bin.
     patterns = ("model*", "pytorch_model*") if is_full else ("adapter_model.*",)
     files = [file for pattern in patterns for file in place.glob(pattern)]
     if not any(file.suffix in (".safetensors", ".bin") for file in files):
-        raise InputError(f"{source}: no weights ({weights}.safetensors): {again}")
+        raise InputError(f"{source}: no weights ({usual_name}.safetensors): {again}")
 
 
 def other_base(folder: Path, model: str) -> str:

@@ -33,7 +33,7 @@ LARGEST_GAP = {torch.float32: 1e-2, torch.bfloat16: 0.5, torch.float16: 0.5}
 
 
 def check_length(base: PreTrainedModel, model: str, prompt: int, response: int) -> None:
-    """Raise `InputError` if the longest prompt with the longest response has more tokens than the base can place.
+    """Raise `InputError` if the longest prompt and the longest response together have more tokens than the base takes.
 
     `prompt` and `response` are the lengths of both in tokens, and `model` is the name that the message shows.
     """
@@ -66,12 +66,13 @@ def check_vocabulary(base: PreTrainedModel, model: str, tokenizer, ids: Iterable
 
 
 def check_base(options, inputs, base: PreTrainedModel) -> None:
-    """Raise `InputError` if the base cannot train with these options."""
+    """Raise `InputError` if the base cannot train with these options, or models of `inputs` do not go with it."""
     if options.stages:
         check_trainable(
             base, options, inputs.sft, needs_head=bool({"rm", "ppo"} & set(options.stages))
         )
-    # 1. Every model that the command names, although stages read it later: a fault should cost no training.
+    # 1. Try every model that the command names, although stages read it later, so that a fault costs no training. For
+    #    full fine-tuning `base` has no weights, so the files of `--model` have not been read yet.
     starts_from_base = "sft" in options.stages and not inputs.sft
     if starts_from_base and options.finetune == "full":
         check_base_is_whole(options)
@@ -81,20 +82,20 @@ def check_base(options, inputs, base: PreTrainedModel) -> None:
     if inputs.rm:
         check_can_be_loaded(base, inputs.rm, gives_scores=True)
 
-    # 2. A reward model or a critic that starts from SFT's adapter: not every kind of adapter takes a head.
-    starts_from_sft = "rm" in options.stages
-    for method in options.methods.values():
-        starts_from_sft |= method.critic_init == "sft" or not inputs.rm
-    if inputs.sft and starts_from_sft and not is_full_model(inputs.sft):
-        new_reward_model(base, inputs.sft)
+    # 2. Try to put a head on SFT's adapter if a reward model or a critic starts from it: not every kind takes one.
+    is_start_of_score_model = "rm" in options.stages
+    for method in options.methods.values():  # runs of PPO, each with a critic
+        is_start_of_score_model |= method.critic_init == "sft" or not inputs.rm
+    if inputs.sft and is_start_of_score_model and not is_full_model(inputs.sft):
+        new_reward_model(base, inputs.sft)  # raises if it cannot
 
 
 def check_trainable(
     base: PreTrainedModel, options: ModelConfig, sft: Path | None, needs_head: bool
 ) -> None:
-    """Raise `InputError` unless the base takes an adapter, padding before prompts, and a scalar head if needed.
+    """Raise `InputError` unless the base takes an adapter, padding before prompts, and a scalar head if one is needed.
 
-    The adapter is a new one, or that of the folder `sft`. The head is needed for a reward model or a critic.
+    The adapter is a new one, or that of the folder `sft`. A reward model or a critic needs the head (`needs_head`).
     """
     if base.device.type == "meta":  # in full fine-tuning the base has no weights to try
         return
@@ -102,7 +103,7 @@ def check_trainable(
         model = load_policy(base, sft, trainable=False) if sft else new_policy(base, options)
     except InputError:  # it says what is wrong; as a `ValueError` it would be caught below
         raise
-    except (ValueError, re.error) as error:  # of peft, as for Mamba's projections
+    except (ValueError, re.error) as error:  # PEFT refuses some layers, such as Mamba's projections
         fix = "give all-linear, or a regular expression for whole names of layers, such as .*q_proj"
         what = f"--lora_target_modules {options.lora_target_modules}: {one_line(error)}"
         raise InputError(f"{what}: {fix}") from None
@@ -110,8 +111,8 @@ def check_trainable(
     roles = {"log-probabilities": PolicyModel(model.eval())}
     try:
         if needs_head:
-            roles["scores"] = ScalarHeadModel(with_head(share(base), 0))
-        gaps = {}
+            roles["scores"] = ScalarHeadModel(with_head(share(base), 0))  # seed 0: any would do
+        gaps = {}  # a sentence on what changes -> by how much
         for name, role in roles.items():
             gaps[f"padding before a text changes its {name}"] = _gap(role, base, before=OTHERS)
             gaps[f"tokens after a text change its {name}"] = _gap(role, base, after=OTHERS)
@@ -122,7 +123,7 @@ def check_trainable(
         ) from None
     for what, gap in gaps.items():
         if math.isnan(gap):
-            outputs = what.rpartition(" its ")[2]
+            outputs = what.rpartition(" its ")[2]  # "log-probabilities" or "scores"
             fix = "give weights without NaN, or another --dtype"
             raise InputError(f"--model {options.model}: its {outputs} are not finite: {fix}")
         if gap > LARGEST_GAP[base.dtype]:
@@ -143,6 +144,7 @@ def _gap(
     """
     text = _any_text(base)
     alone = text[None].to(base.device)
+    # All the other tokens are token 1; the mask hides those before the text.
     among_others = torch.cat([text.new_ones(before), text, text.new_ones(after)])[None]
     among_others = among_others.to(base.device)
     mask_alone = torch.ones_like(alone)
@@ -152,7 +154,7 @@ def _gap(
         length = len(text) - 1  # nothing predicts the first token
         outputs_alone, _ = role(alone, mask_alone, length)
         outputs, _ = role(among_others, mask, length + after)
-        outputs = outputs[:, :length]
+        outputs = outputs[:, :length]  # those of the text
     else:
         outputs_alone = role(alone, mask_alone)
         outputs = role(among_others, mask)[:, before : before + len(text)]
@@ -175,9 +177,10 @@ def logprobs_of_any_text(model: PreTrainedModel | PeftModel) -> torch.Tensor:
 def check_merged_alike(
     before: torch.Tensor, format_before: torch.dtype, merged: PreTrainedModel
 ) -> None:
-    """Raise `InputError` if a model with its adapter merged gives other log-probabilities than `before`.
+    """Raise `InputError` if `merged`, a model with its adapter merged, gives other log-probabilities than `before`.
 
-    Those were computed in `format_before`. The coarser of the two formats says how much rounding may change.
+    `before` are those of `logprobs_of_any_text` before the merging, computed in the number format `format_before`. The
+    coarser of the two models' formats decides how much rounding may change.
     PEFT has more than forty kinds of adapters, and not all that it merges without an error are merged rightly.
     """
     gap = (before - logprobs_of_any_text(merged)).abs().mean().item()

@@ -73,8 +73,8 @@ def read_config(source: str, place: str | Path) -> PreTrainedConfig:
     """Read a model's config; `source` begins the line of an error, such as `--model NAME`."""
     with _errors_of_reading(source, place):
         config = transformers.AutoConfig.from_pretrained(str(place), **NO_CODE)
-    # transformers would fetch such a kernel, which is code, and run it.
     attention = config.get_text_config()._attn_implementation
+    # A name with a slash is a kernel on the hub, which is code: transformers would fetch and run it.
     if "/" in str(attention):
         fix = "take attn_implementation out of its config.json"
         raise InputError(f"{source}: its config names code of the hub ({attention}): {fix}")
@@ -82,10 +82,10 @@ def read_config(source: str, place: str | Path) -> PreTrainedConfig:
 
 
 def read_tokenizer(source: str, place: str | Path, kind: type = transformers.AutoTokenizer):
-    """Read a tokenizer; of several chat templates it keeps the one called `default`, as transformers does.
+    """Read a tokenizer. If it has several chat templates, keep the one called `default`, as transformers does.
 
-    `kind` may be the class of another tokenizer, to read the files in the same way: without it transformers chooses one
-    by the model's config, if that is beside the tokenizer.
+    By default transformers chooses the tokenizer's class, by the model's config if that is beside the tokenizer. With
+    `kind`, the class of another tokenizer, the files are read as that tokenizer's files were.
     Raises `InputError` if there are no files of a tokenizer: transformers would make an empty one, which reads every
     text as `<unk>`.
     """
@@ -93,9 +93,9 @@ def read_tokenizer(source: str, place: str | Path, kind: type = transformers.Aut
         with _errors_of_reading(source, place):
             tokenizer = kind.from_pretrained(str(place), **NO_CODE)
     except InputError:
-        if has_tokenizer(place):
+        if has_tokenizer(place):  # else the missing files are the reason: see the next lines
             raise
-    if not has_tokenizer(place):  # whether transformers has refused that or made an empty one
+    if not has_tokenizer(place):  # transformers has raised an error or made an empty one
         fix = "save the tokenizer there too, or download the model again"
         raise InputError(f"{source}: no tokenizer ({TOKENIZERS[0]}): {fix}")
     templates = tokenizer.chat_template
@@ -111,13 +111,17 @@ def read_tokenizer(source: str, place: str | Path, kind: type = transformers.Aut
 
 
 def read_template_and_end(folder: Path) -> tuple[str | None, str | None]:
-    """Return the chat template and the end token that a folder names without the files of a tokenizer, if any."""
+    """Return the chat template and the end token of a model's folder whose tokenizer itself is missing.
+
+    They may still be in `tokenizer_config.json` and `chat_template.jinja`, which need no tokenizer. Each is None if the
+    folder does not have it.
+    """
     values = _json_of(folder / "tokenizer_config.json")
     template = values.get("chat_template")
     if isinstance(template, list):  # several, as older versions of transformers saved them
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
     file = folder / "chat_template.jinja"
-    if file.is_file():
+    if file.is_file():  # newer versions save the template here
         template = file.read_text(encoding="utf-8")
     end = values.get("eos_token")
     if isinstance(end, dict):  # a token with its settings
@@ -126,18 +130,18 @@ def read_template_and_end(folder: Path) -> tuple[str | None, str | None]:
 
 
 def has_tokenizer(place: str | Path) -> bool:
-    """Return whether files of a tokenizer are in a folder, or in the cache of a model on the hub."""
+    """Return whether a folder has files of a tokenizer; for a model's name on the hub, whether the local cache has."""
     if Path(place).is_dir():
         return any((Path(place) / name).is_file() for name in TOKENIZERS)
     in_cache = [huggingface_hub.try_to_load_from_cache(str(place), name) for name in TOKENIZERS]
-    return any(isinstance(path, str) for path in in_cache)
+    return any(isinstance(path, str) for path in in_cache)  # a path only if the file is there
 
 
 def read_model(source: str, kind: type, place: str | Path, **settings) -> PreTrainedModel:
-    """Read a model, all of whose weights are in its files; `kind` is a class with `from_pretrained`.
+    """Read a model from files that must hold all of its weights; `kind` is a class with `from_pretrained`.
 
     Raises `InputError` if weights are missing, have another shape, or are left over although the model has such a
-    layer. Others that are left over, such as those of a tower for images, are named in a note.
+    layer. Other weights that are left over, such as those of a tower for images, are named in a note.
     """
     return _complete_model(source, kind, str(place), **settings)
 
@@ -151,13 +155,14 @@ def empty_model(config: PreTrainedConfig, **settings) -> PreTrainedModel:
 def model_of_weights(
     source: str, kind: type, config: PreTrainedConfig, weights: dict[str, torch.Tensor], **settings
 ) -> PreTrainedModel:
-    """Return a model made of these weights by name, which must be all of its weights; `kind` is an `AutoModel...`."""
+    """Return a model made of `weights`, by name, which must be all of its weights; `kind` is an `AutoModel...`."""
     with torch.device("meta"), _errors_of_reading(source):
-        family = type(kind.from_config(config, **NO_CODE))
+        family = type(kind.from_config(config, **NO_CODE))  # the class that `kind` chooses
     return _complete_model(source, family, None, config=config, state_dict=weights, **settings)
 
 
 def _complete_model(source: str, kind: type, place: str | None, **settings) -> PreTrainedModel:
+    """Do what `read_model` says, or with `place=None` what `model_of_weights` says: the weights are in `settings`."""
     if place is not None:
         read_config(source, place)  # raises if it names code
     shows_bars = hf_logging.is_progress_bar_enabled()
@@ -166,7 +171,8 @@ def _complete_model(source: str, kind: type, place: str | None, **settings) -> P
         with _errors_of_reading(source, place):
             if place is not None:
                 _check_index(Path(place))
-            # Weights of another shape are reported like missing ones, instead of by a table over many lines.
+            # Weights of another shape come into the report, as missing ones do. Without `ignore_mismatched_sizes` they
+            # would raise an error with a table of many lines.
             model, report = kind.from_pretrained(
                 place,
                 output_loading_info=True,
@@ -185,23 +191,26 @@ def _complete_model(source: str, kind: type, place: str | None, **settings) -> P
 
 
 def _check_index(folder: Path) -> None:
-    """Raise `ValueError` if the index of a large model names files outside its folder, which no hash would cover."""
-    for index in folder.glob(
-        "*.index.json"
-    ):  # none, if it is no folder but a model's name on the hub
+    """Raise `ValueError` if the index of a large model names files outside its folder, which no hash would cover.
+
+    `folder` may also be the name of a model on the hub: then there is no such folder, and nothing is found in it.
+    """
+    for index in folder.glob("*.index.json"):
         for name in set(_json_of(index).get("weight_map", {}).values()):
             if Path(name).name != name:
                 raise ValueError(f"{index.name} names {name}, which is outside the folder")
 
 
 def _check_weights(source: str, model: PreTrainedModel, report: dict) -> None:
-    """Raise `InputError` for gaps between a model and its files; `report` is transformers' own, which it would log.
+    """Raise `InputError` if a model and its files differ; `report` is what transformers says about loading them.
 
-    Weights of files that the model does not read are an error if they look like a part of it, else a note.
+    If the files have weights that the model does not read, it is an error if these look like a part of the model. If
+    not, they are named in a note.
     """
     left_over = [key for key in report["unexpected_keys"] if not COMPUTED.search(key)]
     of_another_shape = [entry[0] for entry in report["mismatched_keys"]]
-    missing = sorted(set(report["missing_keys"]) - set(of_another_shape))  # told apart below
+    # For transformers a weight of another shape is also a missing one. Here it has its own message.
+    missing = sorted(set(report["missing_keys"]) - set(of_another_shape))
     if missing:
         what = f"its files lack {_some(missing)}, which would be random"
         if left_over:
@@ -239,7 +248,7 @@ def _some(names: Iterable[str]) -> str:
 
 
 def _without_numbers(name: str) -> str:
-    """Return a layer's name with the numbers of layers left out, so that layer 30 is a layer as layer 1 is."""
+    """Return a layer's name with N for each number, so that layer 30 has the same name as layer 1."""
     return re.sub(r"\.\d+(?=\.|$)", ".N", name)
 
 
@@ -257,8 +266,8 @@ def _note_once(text: str) -> None:
 def _errors_of_reading(source: str, place: str | Path | None = None) -> Iterator[None]:
     """A context: an error of loading a model, an adapter or a tokenizer becomes one line that begins with `source`.
 
-    `place` is what is read: of a local folder the name is right, and its files are not. An `InputError` from inside
-    passes as it is.
+    `place` is what is read. If it is a local folder, its name is right and its files are at fault, so the line advises
+    otherwise. An `InputError` from inside passes as it is.
     """
     try:
         yield
@@ -271,7 +280,7 @@ def _errors_of_reading(source: str, place: str | Path | None = None) -> Iterator
             fix = "download or save it again, or give another one"
         if isinstance(error, ImportError):
             fix = "install that, or give a model without it"
-        if isinstance(error, UnpicklingError):  # torch's own words are how to run the code
+        if isinstance(error, UnpicklingError):  # torch's own text tells how to run the code
             reason = (
                 "a file of weights holds more than numbers, which could run code and is not read"
             )
@@ -288,11 +297,11 @@ def _errors_of_reading(source: str, place: str | Path | None = None) -> Iterator
 def read_adapter_config(folder: str | Path) -> peft.PeftConfig:
     """Read the settings of a saved adapter.
 
-    Raises `InputError` for kinds that models over one shared base cannot have, with the reason.
+    Raises `InputError`, with the reason, for a kind of adapter that does not work if models share one base.
     """
     check_seal(Path(folder))  # raises if a file has changed since this library wrote the folder
     fix = 'give an adapter on layers, such as LoRA with bias="none"'
-    # PEFT's own check of such settings comes first, and asks for what only somebody who trains can have.
+    # Looked at before PEFT reads the config: its own check of such settings asks for what only those who train have.
     start = _json_of(Path(folder) / "adapter_config.json").get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(STARTS_THAT_EDIT_THE_BASE):
         what = f"its adapter was made by {start}, which changes weights of the base, and models share them"
@@ -336,8 +345,8 @@ def with_adapter(
     `folder` is the one that the settings were read from; without it they are the user's own, and PEFT's errors stay.
     Raises `InputError` if the adapter does not fit the layers, or if making it has changed a weight of the base.
     """
-    # PEFT may write into a weight, or put another tensor in its place. A few numbers of each weight, compared before
-    # and after, show the first; its address shows the second, which can be undone.
+    # PEFT may write into a weight of the base: a few numbers of each weight, compared before and after, show it. Or it
+    # may put another tensor in a weight's place: the address shows it, and it can be undone.
     shared = dict([*model.named_parameters(), *model.named_buffers()])
     storages = {name: tensor.data for name, tensor in shared.items()}
     before = _samples(shared.values())
@@ -345,7 +354,7 @@ def with_adapter(
     has_new_storage = False
     try:
         with warnings.catch_warnings():
-            # peft asks transformers by an old name, and warns that the base is not where it was.
+            # PEFT calls transformers by an old name, and warns if the base has another path than in the training.
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
             warnings.filterwarnings("ignore", ".*base_model_name_or_path. was renamed")
             made = peft.get_peft_model(model, config)
@@ -357,7 +366,7 @@ def with_adapter(
     after = _samples(shared.values())
     for name, tensor in shared.items():
         if tensor.data_ptr() != storages[name].data_ptr():
-            tensor.data = storages[name]  # the other models that share it need the old one
+            tensor.data = storages[name]  # the models that share this weight need the old one
             has_new_storage = True
     if not reason and (has_new_storage or not _are_equal(before, after)):
         reason = f"its adapter ({config.peft_type.value}) changes weights of the base, which models share"
@@ -390,8 +399,8 @@ def fill_adapter(
     """Load the weights of a saved adapter into `model`; the base, which models share, stays unchanged.
 
     Args:
-        folder: has the weights by PEFT's names. For an adapter of the embedding, PEFT also saves the base's embedding,
-            which is compared with that of this base, and not loaded.
+        folder: has the weights by PEFT's names. If the adapter is on the embedding, PEFT has also saved the embedding
+            of its base, which is compared with the one of this base, and not loaded.
         added: weights that the folder does not have, by PEFT's names, such as a new head.
         absent_layer: a layer that this model does not have; the file's weights of it are left out.
 
@@ -415,7 +424,8 @@ def fill_adapter(
             if name in weights_of_model:
                 copies_of_base[name] = weights.pop(name)
 
-        # 2. Load the adapter, if the file has what the model needs and nothing else.
+        # 2. Load the adapter, if the file (without `absent_layer`, and with what is `added`) has what the model needs
+        #    and nothing else.
         if absent_layer:  # the dots keep `lm_head` from matching a layer `my_lm_head`
             for name in list(weights):
                 if f".{absent_layer}." in f".{name}.":
@@ -471,10 +481,10 @@ def check_finite(
 def without_own_sampling(model: nn.Module) -> nn.Module:
     """Forget a model's own sampling settings; return the model. Its special tokens stay.
 
-    Otherwise `generate` would use them, such as a top_k of the model's makers, for every setting that it is not given.
+    Otherwise, for every setting that `generate` is not given, it would take the model's own, such as its makers' top_k.
 
-    The output of router logits goes off, too: TRL's SFT switches it on and saves that, and some mixtures of experts
-    cannot generate with it.
+    The output of router logits is switched off, too: TRL's SFT switches it on and saves that setting, and some mixtures
+    of experts cannot generate with it.
     """
     config = model.config.get_text_config() if isinstance(model, PreTrainedModel) else None
     if hasattr(config, "output_router_logits"):

@@ -104,12 +104,13 @@ def model_folder(name: str) -> Path:
 
 
 def _check_folder(folder: Path) -> None:
+    """Raise `InputError` unless the folder of a model has a config and a tokenizer."""
     if not (folder / "config.json").is_file():
         hint = "give a folder that save_pretrained wrote"
         if (folder / "adapter_config.json").is_file():
             hint = "it holds an adapter: give it as --sft or --rm, and its base as --model"
         raise InputError(f"--model {folder}: no config.json: {hint}")
-    if not has_tokenizer(folder):  # transformers would make up an empty one
+    if not has_tokenizer(folder):  # transformers would make an empty one
         raise InputError(
             f"--model {folder}: no tokenizer ({TOKENIZERS[0]}): save the tokenizer there too"
         )
@@ -118,8 +119,8 @@ def _check_folder(folder: Path) -> None:
 def load_tokenizer(name: str, option: str = "model"):
     """Load the tokenizer of the model that `option` names, usually `--model`.
 
-    Text such as "<eos>" in data stays text; it never becomes the special token. Without a pad token the tokenizer gets
-    EOS as one, which is safe: masks come from lengths.
+    Text such as "<eos>" in data stays text; it never becomes the special token. If the tokenizer has no pad token, EOS
+    takes its place, which is safe because masks come from lengths and not from token ids.
     """
     source = f"--{option} {name}"
     tokenizer = read_tokenizer(source, model_path(name))
@@ -135,8 +136,8 @@ def load_tokenizer(name: str, option: str = "model"):
 def load_base(options: ModelConfig) -> PreTrainedModel:
     """Load the causal LM with every parameter frozen, in eval mode, on this process's device.
 
-    Full fine-tuning gets an empty model on the meta device: no role shares weights with it. The base carries the levers
-    of `--fast`, and so does every model that is made from it.
+    For full fine-tuning it is an empty model on the meta device, because no role shares weights with it. The base, and
+    every model that is made from it, keeps the levers: the faster ways of computing that `--fast` has chosen.
     """
     levers = levers_of_choice(options.fast, PartialState().device.type)
     base = _load_base(options)
@@ -155,12 +156,12 @@ def _load_base(options: ModelConfig) -> PreTrainedModel:
         settings["attn_implementation"] = options.attn_implementation
     if options.finetune == "full":
         config = read_config(source, place)
-        if options.dtype == "auto":  # without files of weights "auto" tells nothing
+        if options.dtype == "auto":  # it means that of the files of weights, which are not read
             settings["dtype"] = config.dtype or torch.float32
         return empty_model(config, **settings).requires_grad_(False)
     if options.load_in_4bit:
         settings["quantization_config"] = _four_bits()
-        settings["device_map"] = {"": PartialState().device}
+        settings["device_map"] = {"": PartialState().device}  # "": the whole model
     base = read_model(source, transformers.AutoModelForCausalLM, place, **settings)
     check_finite(source, base.parameters(), fix="give weights without NaN, or another --dtype")
     base.requires_grad_(False).eval()
@@ -185,6 +186,7 @@ def _four_bits() -> transformers.BitsAndBytesConfig:
 def share(model: nn.Module) -> nn.Module:
     """Copy the module tree; its parameters and buffers stay those of the original."""
     kept = [*model.parameters(), *model.buffers()]
+    # What `memo` has under an object's id counts as its copy, so `deepcopy` copies no tensor.
     return without_own_sampling(copy.deepcopy(model, memo={id(tensor): tensor for tensor in kept}))
 
 
@@ -201,7 +203,10 @@ def lora_config(options: ModelConfig, task: peft.TaskType) -> peft.LoraConfig:
 
 
 def new_policy(base: PreTrainedModel, options: ModelConfig) -> peft.PeftModel:
-    """Return the start of SFT: the base with a new adapter, or for full fine-tuning all its weights, to train."""
+    """Return the trainable model that SFT starts from: the base with a new adapter.
+
+    For full fine-tuning it is the model of `--model` with all its weights.
+    """
     if options.finetune == "full":
         return _load_full_model(base, options.model, trainable=True)
     config = lora_config(options, peft.TaskType.CAUSAL_LM)
@@ -210,9 +215,10 @@ def new_policy(base: PreTrainedModel, options: ModelConfig) -> peft.PeftModel:
 
 @contextmanager
 def folder_of(start: Start) -> Iterator[str | Path]:
-    """Yield the folder that a model is read from; one in memory is written to a folder that is deleted afterwards.
+    """Yield the folder that a model is read from. A model in memory is written to one that is deleted afterwards.
 
-    So a model in memory stays as it is, since the roles of PPO get copies, and it passes the same checks as a folder.
+    In this way the roles of PPO get copies of a model in memory, which itself stays as it is, and it passes the same
+    checks as a folder.
     """
     if isinstance(start, (str, Path)):
         yield start
@@ -233,7 +239,7 @@ def folder_of(start: Start) -> Iterator[str | Path]:
             start.save_pretrained(root)
         try:
             yield folder
-        except InputError as error:
+        except InputError as error:  # the user has never seen the temporary folder
             raise InputError(str(error).replace(folder, in_memory)) from None
 
 
@@ -269,30 +275,30 @@ def _new_reward_model(
         classifier = with_head(_load_full_model(base, sft, trainable=True), seed, head)
         return classifier.requires_grad_(True).train()
 
-    # 1. The settings of the new adapter: those of SFT's, for a classifier, with a head that trains as a whole.
+    # 1. The settings of the new adapter: those of SFT's adapter, but for a classifier, whose head trains as a whole.
     config = _adapter_config(sft, base)
     if not hasattr(config, "modules_to_save"):
         fix = "a reward model and a critic need an adapter with modules_to_save, such as LoRA"
         raise InputError(f"{sft}: its adapter ({config.peft_type.value}) takes no head: {fix}")
     classifier = with_head(share(base), seed, head)
-    # PEFT keeps in `modules_to_save` what trains as a whole. Such a module of SFT trains on, unless it is the head over
-    # the vocabulary, which a classifier does not have.
-    names = [name for name, _ in classifier.named_modules()]
+    # `modules_to_save` has the ends of the names of modules that train as a whole. Those of SFT train on, unless it is
+    # the head over the vocabulary, which a classifier does not have.
+    modules_of_classifier = [name for name, _ in classifier.named_modules()]
     trained_whole = []
-    for name in config.modules_to_save or ():
-        if any(place.endswith(name) for place in names):
-            trained_whole.append(name)
-    # Nor does it have the head's rows of single tokens, if SFT has trained some.
+    for end_of_name in config.modules_to_save or ():
+        if any(name.endswith(end_of_name) for name in modules_of_classifier):
+            trained_whole.append(end_of_name)
+    # SFT may also have trained single tokens' rows of a layer. Those of the missing head are dropped likewise.
     tokens_by_layer = getattr(config, "trainable_token_indices", None)
     if isinstance(tokens_by_layer, dict):
-        for name in list(tokens_by_layer):
-            if not any(place.endswith(name) for place in names):
-                del tokens_by_layer[name]
+        for end_of_name in list(tokens_by_layer):
+            if not any(name.endswith(end_of_name) for name in modules_of_classifier):
+                del tokens_by_layer[end_of_name]
     config.task_type = peft.TaskType.SEQ_CLS
     config.modules_to_save = [*trained_whole, "score"]
-    config.inference_mode = False  # it trains
+    config.inference_mode = False  # a saved adapter has True, which would freeze it
 
-    # 2. Its weights: SFT's, but for those of the head over the vocabulary, and the new score head's.
+    # 2. Its weights: those of SFT's adapter, except on the head over the vocabulary, and those of the new score head.
     vocabulary_head = name_of_module(base, base.get_output_embeddings())
     if all(f".{vocabulary_head}." in f".{name}." for name in adapter_weight_names(sft)):
         fix = "a reward model and a critic need an adapter on layers below it"
@@ -315,15 +321,15 @@ def load_score_model(
             return _load_full_model(
                 base, folder, trainable, kind=transformers.AutoModelForSequenceClassification
             )
-        # The head of seed 0 gets its weights from the folder.
+        # The seed does not matter: the head gets its weights from the folder.
         return _load_adapter(with_head(share(base), 0), folder, trainable)
 
 
 def check_can_be_loaded(base: PreTrainedModel, folder: Path, gives_scores: bool) -> None:
     """Raise `InputError` if a saved policy, or a reward model (`gives_scores`), does not load as it was meant.
 
-    Of a whole model only the names and shapes of its weights are read, since those of a large one take minutes. The
-    shards of several processes are checked when they are read.
+    An adapter is loaded as a test. Of a whole model only the names and shapes of the weights are read, because reading
+    the weights of a large one takes minutes. Shards of several processes are checked only when a stage reads them.
     """
     if not is_full_model(folder):
         load = load_score_model if gives_scores else load_policy
@@ -341,7 +347,7 @@ def check_can_be_loaded(base: PreTrainedModel, folder: Path, gives_scores: bool)
 
 
 def check_base_is_whole(options: ModelConfig) -> None:
-    """Raise `InputError` if the files of `--model` lack weights; for full fine-tuning, which loads them later."""
+    """Raise `InputError` if the files of `--model` lack weights. Full fine-tuning loads these weights only later."""
     kind = transformers.AutoModelForCausalLM
     read_model(f"--model {options.model}", kind, model_path(options.model), device_map="meta")
 
@@ -376,16 +382,16 @@ def _load_full_model(
 
 
 def _join_shards(folder: Path) -> dict[str, torch.Tensor]:
-    """Return the whole weights of the model in a checkpoint by name, on the CPU; of PPO those of the policy.
+    """Return the whole weights of the model in a checkpoint, by name, on the CPU.
 
-    `folder` is one for which `is_sharded_folder` is true. Raises `InputError` if a part of a weight is missing or
-    damaged.
+    Of a checkpoint of PPO these are the policy's. `folder` is one for which `is_sharded_folder` is true. Raises
+    `InputError` if a part of a weight is missing or damaged.
     """
     subfolder = "" if (folder / METADATA).is_file() else TRAINER_SHARDS
     place = folder / subfolder
     prefix = SHARDS[subfolder]
     try:
-        # The metadata say which tensors there are. Reading fills empty ones of the same shapes.
+        # The metadata say which tensors there are. `read_shards` fills empty tensors of the same shapes.
         whole = {}
         for name, entry in read_metadata(place).state_dict_metadata.items():
             if name.startswith(prefix):
@@ -433,9 +439,9 @@ def build_models(
     """Load the four models from adapters or models (paper, Appendix B.2).
 
     Policy and reference start from `sft`, reward model and critic from `rm`. Each is a saved folder, or a model in
-    memory, which is copied; `new_policy(base, options)` as `sft` is the base itself. With `critic_init="sft"`, or
-    without a reward model, the critic starts from SFT with a new head (`critic_head_init`, see `new_reward_model`).
-    Without `with_reward`, because the reward is a function, the reward model itself is not loaded: `rm` may still be
+    memory, which is copied; to start from the base itself, give `new_policy(base, options)` as `sft`. With
+    `critic_init="sft"`, or without `rm`, the critic starts from `sft` with a new head (`critic_head_init`, see
+    `new_reward_model`). If the reward is a function, `with_reward=False` loads no reward model, and `rm` may still be
     the start of the critic. With `gradient_checkpointing="auto"` the trainer decides whether policy and critic
     recompute activations.
     """

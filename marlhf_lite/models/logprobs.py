@@ -24,13 +24,13 @@ PLAIN_HEADS = frozenset(
 def has_plain_head(model: PreTrainedModel) -> bool:
     """Return whether a causal LM's logits can be made from its head's weight: see `PLAIN_HEADS`.
 
-    Not so where the head has an adapter, a hook or a quantised or sharded weight, or where the model's class is not
-    transformers' own.
+    They cannot if the head has an adapter, a hook, or a quantised or sharded weight, or if the model's class is not
+    transformers' own: such a class may compute its logits in another way.
     """
-    known = model.config.model_type in PLAIN_HEADS and type(model).__module__.startswith(
+    is_known = model.config.model_type in PLAIN_HEADS and type(model).__module__.startswith(
         "transformers.models."
     )
-    return known and is_plain_linear(model.get_output_embeddings())
+    return is_known and is_plain_linear(model.get_output_embeddings())
 
 
 def is_plain_linear(head: nn.Module | None) -> bool:

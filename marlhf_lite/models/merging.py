@@ -16,9 +16,10 @@ from marlhf_lite.utils.errors import InputError, one_line
 
 
 def lost_share(changes: Iterable[tuple[Tensor, Tensor]], dtype: torch.dtype) -> float:
-    """Return ‖round(W) − W‖ / ‖W − W₀‖ of pairs (W₀, W), the weights before and after training, rounded to `dtype`.
+    """Return ‖round(W) − W‖ / ‖W − W₀‖ over all pairs (W₀, W), the weights before and after training.
 
-    It is 0 if nothing has changed, and about 1 if all changes are smaller than their rounding, which loses them.
+    `round` rounds to `dtype`. The share is 0 if nothing has changed, and about 1 if every change is smaller than the
+    rounding, which then loses it.
     """
     lost = changed = 0.0
     for before, after in changes:
@@ -37,11 +38,11 @@ def merged_weights(model: PeftModel) -> Iterator[tuple[Tensor, Tensor]]:
         weights = list(layer.get_base_layer().parameters(recurse=False))
         before = [weight.data for weight in weights]
         _merge_in_float32(layer)
-        # The layer below is another one now if the adapter has layers of its own, as one of norms does.
+        # Some kinds, such as adapters of norms, merge by swapping the base layer for another: so it is asked for again.
         merged = list(layer.get_base_layer().parameters(recurse=False))
-        after = [weight.data.clone() for weight in merged]  # PEFT undoes it in place
-        # Undo the merging. PEFT's way puts a layer back that was swapped; some kinds have none, and others round, so
-        # the weights and the list of what is merged are put back, too.
+        after = [weight.data.clone() for weight in merged]  # PEFT undoes the merging in place
+        # Undo the merging. PEFT's `unmerge` swaps such a layer back. Some kinds do not undo the rest, and others do so
+        # only up to rounding, so the weights from before are put back as well, and nothing counts as merged.
         if layer.merged:
             with warnings.catch_warnings(action="ignore"):
                 layer.unmerge()
@@ -60,14 +61,16 @@ def merged_weights(model: PeftModel) -> Iterator[tuple[Tensor, Tensor]]:
 def merge_adapter(model: PeftModel, dtype: torch.dtype) -> PreTrainedModel:
     """Return the base model with the adapter in its weights; adapted weights that are tied become separate.
 
-    Sums are in float32, then rounded to `dtype`. If embedding and head have become different, the config says that they
-    are not tied. `model` cannot be used afterwards. Raises `InputError` if PEFT cannot merge such an adapter.
+    Weights and adapters are added in float32, then rounded to `dtype`. If embedding and head have become different, the
+    config says that they are not tied. `model` cannot be used afterwards. Raises `InputError` if PEFT cannot merge such
+    an adapter.
     """
     # Embedding and head may be one weight. An adapter on one of them must not change the other.
     for layer in tied_layers(model):
         base = layer.get_base_layer()
         base.weight = nn.Parameter(base.weight.clone(), requires_grad=False)
-    # Layers that an adapter repeats have the weights of the layer that they repeat, and are saved as layers.
+    # Some adapters repeat layers, and each repetition has the weights of the layer that it repeats. In the merged model
+    # they are layers like all others, so each gets a copy. Weights that the family itself ties to the head stay tied.
     tied_by_family = set(unwrap_peft(model).get_output_embeddings().parameters())
     seen: set[nn.Parameter] = set()
     for module in model.modules():
@@ -99,7 +102,7 @@ def round_to(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def _layers_with_adapters(model: PeftModel) -> list[BaseTunerLayer]:
-    """Return the layers that PEFT has put in, as far as their adapters can be merged."""
+    """Return the layers that PEFT has put into the model and whose adapters can be merged."""
     layers = []
     for module in model.modules():
         if isinstance(module, BaseTunerLayer) and hasattr(module, "merge"):
@@ -108,7 +111,10 @@ def _layers_with_adapters(model: PeftModel) -> list[BaseTunerLayer]:
 
 
 def _merge_in_float32(layer: BaseTunerLayer) -> None:
-    """Merge by PEFT's own sum into float32 copies of the layer's weights."""
+    """Let PEFT add the adapter to float32 copies of the layer's weights, which replace them.
+
+    Raises `InputError` if PEFT cannot merge such an adapter.
+    """
     for weight in layer.get_base_layer().parameters(recurse=False):
         weight.data = weight.data.to(torch.float32, copy=True)
     try:

@@ -4,18 +4,22 @@ from transformers import PreTrainedModel
 
 
 def position_limit(base: PreTrainedModel) -> int | None:
-    """Return the longest text in tokens: the number of learned positions, or `shared_rope_limit`; None if unlimited."""
+    """Return how many tokens a text may have for the positions of a base; None if there is no limit.
+
+    A base with learned positions takes as many tokens as it has positions, and RoPE any number: see the exceptions in
+    `shared_rope_limit`.
+    """
     config = base.config.get_text_config()
-    if getattr(config, "rope_parameters", None):
+    if getattr(config, "rope_parameters", None):  # it has RoPE
         return shared_rope_limit(base)
     return getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
 
 
 def shared_rope_limit(base: PreTrainedModel) -> int | None:
-    """Return the length up to which LongRoPE and dynamic RoPE rotate all texts alike; None for other models.
+    """Return the length in tokens up to which LongRoPE and dynamic RoPE rotate all texts alike; None for other models.
 
-    Beyond it the longest text of a batch sets the angles of all of them, so a text's log-probabilities depend on the
-    texts beside it, and PPO's ratio differs from 1 before any step.
+    If the longest text of a batch is longer, it sets the angles of all texts. Then a text's log-probabilities depend on
+    the texts beside it, and PPO's ratio differs from 1 before any step.
     """
     config = base.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}

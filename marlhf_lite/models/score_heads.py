@@ -27,8 +27,10 @@ class _LastScore:
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **inputs
     ):
+        """Return the score of each text [B, 1] for tokens and mask [B, L], which may be padded on both sides."""
         backbone = getattr(self, self.base_model_prefix)
         hidden = backbone(input_ids, attention_mask=attention_mask, **inputs).last_hidden_state
+        # The last token is the first place at which the count of tokens so far is largest.
         last = -1 if attention_mask is None else attention_mask.cumsum(-1).argmax(-1)
         return SequenceClassifierOutput(logits=self.score(hidden)[torch.arange(len(hidden)), last])
 
@@ -39,8 +41,8 @@ def with_head(
     """Put the backbone of a causal LM under a score head of one output, as a sequence classifier of its family.
 
     The weights of the backbone are shared with `causal_lm`, not copied. The head's weights are normal numbers drawn
-    from `seed`, with the standard deviation 0.1 / √hidden size, so that scores are about 0.1 at first; or 0 with
-    `head="zero"`.
+    from `seed`, with the standard deviation 0.1 / √hidden size, so that scores are about 0.1 at first. With
+    `head="zero"` they are 0. All weights are frozen.
     Raises `InputError` if the family's classifier has a head of another form.
     """
     config = copy.deepcopy(causal_lm.config)
@@ -69,7 +71,7 @@ def with_head(
 
 
 def check_gives_one_score(source: str, config: PreTrainedConfig) -> None:
-    """Raise `InputError` unless a classifier of this config gives one number; `source` begins the line."""
+    """Raise `InputError`, which begins with `source`, unless a classifier of this config gives one number per text."""
     if config.num_labels != 1:
         what = f"it gives {config.num_labels} numbers a text (num_labels)"
         raise InputError(f"{source}: {what}: give one with 1")
@@ -91,7 +93,7 @@ def ensure_classifier(causal_lm: PreTrainedModel) -> None:
     attributes = {
         "base_model_prefix": causal_lm.base_model_prefix,
         "config_class": config_class,
-        # transformers reads in the family's module what the class can do (mixtures of experts).
+        # transformers reads the source of this module to learn what the class can do, as for mixtures of experts.
         "__module__": family.__module__,
     }
     classifier = type(name, (_LastScore, GenericForSequenceClassification, family), attributes)

@@ -110,10 +110,10 @@ def read_shards(tensors: Mapping[str, Tensor], folder: Path, no_dist: bool = Fal
 
 @contextmanager
 def torch_reads_no_code() -> Iterator[None]:
-    """Inside this block torch's own reader of shards runs no code either; bytes may hold numbers, texts and lists.
+    """Inside this block torch's own reader of shards runs no code from a folder.
 
-    It replaces two methods of torch's classes for that time: one that would unpickle the metadata of a folder, and one
-    that would unpickle an entry of bytes.
+    Two methods of torch's classes are replaced for that time: one that would unpickle the metadata of a folder, and one
+    that would unpickle an entry of bytes. Such an entry may still hold tensors, numbers, texts and lists.
     """
     reader = checkpoint.FileSystemReader
     planner = DefaultLoadPlanner
@@ -138,7 +138,7 @@ def torch_reads_no_code() -> Iterator[None]:
 
 
 def read_metadata(folder: Path, allows_bytes: bool = False) -> Metadata:
-    """Read where each tensor of a folder is; with `allows_bytes` there may be other entries than tensors.
+    """Read the metadata, which say where each tensor of a folder is. With `allows_bytes` entries of bytes may be there.
 
     Raises `InputError` if torch did not write the file, or if it describes anything but tensors in this folder.
     """
@@ -205,5 +205,5 @@ def _require(is_right: bool) -> None:
 
 
 def _reason(error: CheckpointException) -> str:
-    """What went wrong in the first process that failed, on one line."""
+    """Return what went wrong in the first process that failed, on one line of at most 200 characters."""
     return " ".join(str(next(iter(error.failures.values()))[0]).split())[:200]

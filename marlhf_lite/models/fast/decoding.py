@@ -17,12 +17,16 @@ from marlhf_lite.models.fast.last_layer import has_plain_last_layer, position_id
 from marlhf_lite.models.positions import shared_rope_limit
 from marlhf_lite.utils.errors import one_line
 
-# steps between looks at whether all responses have ended, which wait for the device
+# Steps between two looks at whether all responses have ended: to look, the CPU must wait for the GPU.
 CHECK_EVERY = 16
 
 
 def has_plain_cache(model: PreTrainedModel) -> bool:
-    """Return whether a step of a causal LM can be replayed: full attention by sdpa, and weights of plain numbers."""
+    """Return whether a step of a causal LM can be captured once and replayed.
+
+    It needs full attention by sdpa, weights that are not quantised, and a RoPE whose angles do not change with the
+    longest text: every step of such a RoPE looks how long the texts are now, which a graph cannot do.
+    """
     plain = has_plain_last_layer(model.base_model) and model.config._attn_implementation == "sdpa"
     if not plain or getattr(model, "is_quantized", False) or shared_rope_limit(model):
         return False
@@ -74,7 +78,7 @@ class Decoder:
         # Which columns attention may read, in the shape [B, heads, queries, columns] that sdpa takes.
         self.seen = torch.zeros(rows, 1, 1, total, dtype=torch.bool, device=device)
         self.seen[..., :width] = mask.bool()[:, None, None]
-        # The column of `tokens` in which the newest token is; all rows have the same.
+        # The column of `tokens` in which the newest token is, or is written next; all rows have the same.
         self.column = torch.tensor([width], device=device)
         # The position of the newest token in its own row [B, 1], which does not count padding.
         self.position = mask.long().sum(1, keepdim=True)
@@ -130,7 +134,10 @@ class Decoder:
         return graph.replay
 
     def _draw(self, logits: Tensor) -> None:
-        """Draw a token of each response from logits [B, V], write it to `column`, and note which responses end."""
+        """Draw a token of each response from logits [B, V], write it to `column`, and note which responses end.
+
+        A response that has ended before gets padding.
+        """
         scores = logits.float()
         if self.greedy:
             token = scores.argmax(-1, keepdim=True)
@@ -163,7 +170,7 @@ def decode(
         step = decoder.captured()
         done += 2  # it has drawn two more, as a graph needs before it is captured
     while done < sampling.max_new_tokens:
-        # To ask makes the CPU wait for the GPU, so it is asked seldom.
+        # The CPU waits for the GPU to learn whether all responses have ended, so it asks seldom.
         if done % CHECK_EVERY == 0 and not decoder.going.any():
             break
         step()

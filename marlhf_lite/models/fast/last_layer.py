@@ -32,18 +32,19 @@ def last_states(
 ) -> Tensor:
     """Return the states [B, kept, H] at the last `kept` columns of rows [B, L], which may be padded on both sides.
 
-    States at padding are arbitrary. `levers` are the choices of --fast: without `last_layer` among them, and for other
-    families, it is one plain pass of all layers.
+    States at padding are arbitrary. `levers` are the choices of --fast: without `last_layer` among them, and for models
+    that `has_plain_last_layer` does not accept, it is one plain pass of all layers.
     """
-    # 1. Where each row's tokens begin, and how many columns the longest row has once padding on the left is gone.
+    # 1. In which column each row's tokens begin, and how many tokens the longest row has.
     width = tokens.shape[1]
     columns = torch.arange(width, device=tokens.device)
     starts = attention_mask.argmax(1)
     ends = (columns * attention_mask).amax(1) + 1
     latest_start, longest = _largest_of_each(starts, ends - starts)
 
-    # 2. The first column that is read, if the row that begins last moves left. It is below 0 if that row begins inside
-    #    the columns to return, so that its states there would be missing.
+    # 2. After each row has moved left by its start, the first column whose state is read: that of the row that moves
+    #    furthest. It is below 0 if that row begins inside the last `kept` columns, so that its states at the first of
+    #    these columns would be missing: then, too, the plain pass is taken.
     first_read = width - kept - latest_start
     may_shorten = "last_layer" in levers and has_plain_last_layer(backbone)
     if first_read < 0 or not may_shorten:
@@ -77,28 +78,29 @@ def last_states(
 
 
 def _largest_of_each(*tensors: Tensor) -> list[int]:
-    """Return the largest number of each tensor; they come together, so that the CPU waits only once for the GPU."""
+    """Return the largest number of each tensor. They are fetched together, so that the CPU waits for the GPU once."""
     return torch.stack([tensor.max() for tensor in tensors]).tolist()
 
 
 def has_plain_last_layer(backbone: nn.Module) -> bool:
-    """Return whether this model's last layer can run at its last positions alone, as this module does it.
+    """Return whether this model's last layer can run at its last positions alone, as `last_states` does it.
 
-    It can for the families that it knows, with the classes of transformers and a `forward` that nobody replaced.
+    It can for FAMILIES_WITH_PLAIN_LAYERS, if the classes are transformers' own and nobody has replaced a `forward`.
     """
     is_of_transformers = type(backbone).__module__.startswith("transformers.models.")
     if backbone.config.model_type not in FAMILIES_WITH_PLAIN_LAYERS or not is_of_transformers:
         return False
     if backbone.config._attn_implementation not in ("sdpa", "eager"):
         return False  # other kinds of attention do not take a mask with fewer rows than columns
-    # A `forward` of the object itself was put there by a library, such as accelerate's hooks.
+    # A `forward` among the object's own attributes was put there by a library, as accelerate's hooks do.
     return "forward" not in vars(backbone.layers[-1])
 
 
 class _KeysAndValuesBefore(Cache):
-    """Keys and values of the positions before, if any, in the place of a cache, which it looks like when empty.
+    """Stands where a layer looks for a cache, and puts given keys and values, if any, before those of the layer.
 
-    Without a cache transformers would look for rows that are packed into one, and wait for the device.
+    Without keys and values it looks like an empty cache. If there were none at all, transformers would look for rows
+    that are packed into one, and so wait for the device.
     """
 
     def __init__(self, keys: Tensor | None = None, values: Tensor | None = None):
@@ -116,9 +118,9 @@ class _KeysAndValuesBefore(Cache):
 def _runs_at_last_positions_alone(layer: nn.Module, kept: int) -> Iterator[None]:
     """Inside this block a model's last layer returns its states [B, kept, H] at the last `kept` positions alone.
 
-    Of the positions before them it computes only keys and values, which the kept ones attend to. Gradient checkpointing
-    leaves the layer out, at no cost in memory: the backward pass begins with it, and what it has kept is free again
-    before another layer is computed a second time.
+    At the positions before them it computes only keys and values, to which the kept positions attend. Gradient
+    checkpointing leaves this layer out, at no cost in memory: the backward pass begins with this layer, so what it has
+    kept is free again before any other layer is computed a second time.
     """
     plain_forward = layer.forward
     recomputes = layer.gradient_checkpointing

@@ -99,10 +99,10 @@ def _sum_over_tokens(left: Tensor, right: Tensor) -> Tensor:
 
 
 class MergedLoraLinear(lora.Linear):
-    """A LoRA layer in fewer passes where that is exact up to rounding; in all other cases PEFT's own forward.
+    """A LoRA layer in fewer passes if that is exact up to rounding; in all other cases PEFT's own forward.
 
-    The weight must be unquantised. A float32 one is merged. In 16 bits the sum W + s B A would round small adapters
-    away, so there the adapter's product is added to the layer's.
+    The weight must not be quantised. If it is in float32, the adapter is merged into it for the pass. In 16 bits the
+    sum W + s B A would round small adapters away, so there the adapter's product is added to the layer's.
     """
 
     def forward(self, x: Tensor, *args, **kwargs) -> Tensor:

@@ -45,7 +45,10 @@ def set_levers(model: nn.Module, levers: frozenset[str]) -> None:
 
 
 def levers_of_model(model: nn.Module) -> frozenset[str]:
-    """Return the levers that a model was loaded with; of a model from elsewhere those of `auto` on its device."""
+    """Return the levers that a model was loaded with.
+
+    If this library has not loaded the model, they are those of `auto` on the model's device.
+    """
     levers = getattr(model, "fast_levers", None)
     if levers is not None:
         return levers
