@@ -19,20 +19,21 @@ RESAMPLES = 2000  # of the bootstrap over prompts
 
 
 def best_weights(scores: Sequence[float], n: int) -> np.ndarray:
-    """Return [S] chances that a sample is the best of `n` drawn from all S without replacement; they add up to 1.
+    """Return for each of S samples the chance that it is the best of `n` samples, drawn from all S, as an array [S].
 
-    The sample with i others below it has C(i, n−1) / C(S, n). Equal scores share their chances. Raises `InputError`
-    for an n outside 1 to S, and for `scores` [S] that are not finite.
+    The draws are without replacement, and the chances add up to 1. A sample with i others below it has the chance
+    C(i, n−1) / C(S, n): its n − 1 companions must be among these i. Samples with equal scores share their chances.
+    Raises `InputError` for an n outside 1 to S, and for `scores` [S] that are not finite.
     """
     scores = finite("scores", scores)
     if not 1 <= n <= len(scores):
         what = f"there are {len(scores)} samples a prompt"
         raise InputError(f"best_of {n}: {what}: give 1 to {len(scores)}, or --eval_samples {n}")
-    # The chance of the sample in place i if all scores differed, from the lowest to the highest.
+    # Sort the samples from the lowest score to the highest: the chance of the one in place i, if all scores differed.
     chance_in_place = []
     for i in range(len(scores)):
         chance_in_place.append(math.comb(i, n - 1) / math.comb(len(scores), n))
-    # Samples with one score are a level: each gets the mean chance of the places that the level takes.
+    # Samples with the same score are one level. Each of them gets the mean chance of the places that the level takes.
     _, level = np.unique(scores, return_inverse=True)
     level_in_place = level[np.argsort(scores, kind="stable")]
     chance_of_level = np.bincount(level_in_place, chance_in_place) / np.bincount(level)
@@ -46,10 +47,10 @@ def best_of_n(
 
     Args:
         responses: several samples of each prompt, as `read_responses` gives them.
-        sizes: the N.
-        by: the score that picks the best response: by default that of the reward model, else of the reward that the
-            responses have, else gold. All other scores are those of the response that was picked, so the gold score may
-            fall while the score that picks rises.
+        sizes: the values of N.
+        by: the score that picks the best response. By default that of the reward model; if there is none, that of
+            another reward, and if there is none either, gold. All other scores are those of the response that was
+            picked, so the gold score may fall while the score that picks rises.
 
     Returns:
         Dicts with method, temperature, n, samples, prompts, by, each score that is known (mean, low, high, level),
@@ -92,7 +93,10 @@ def best_of_n(
 
 
 def score_that_picks(responses: pd.DataFrame) -> str:
-    """Return the column of what the policies were trained on: rm_score, else a reward's own column, else gold."""
+    """Return the column of the score that the policies were trained on.
+
+    It is rm_score; if responses have no such score, the column of another reward; and if they have none, gold.
+    """
     there = [name for name in score_columns(responses) if responses[name].notna().any()]
     trained_on = [name for name in there if name != "gold"]
     return (trained_on or there or ["rm_score"])[0]

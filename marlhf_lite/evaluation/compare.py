@@ -25,17 +25,18 @@ from marlhf_lite.utils.errors import InputError
 def compare(paths: Sequence[str | Path], baseline: str = "") -> list[dict]:
     """Compare all methods in these files or folders with one of them, paired by prompt.
 
-    A method that is in several gets the name "path: method". Several samples of a prompt count by their mean.
+    A method that is in several files or folders gets the name "path: method". If a prompt has several samples, their
+    mean counts.
 
     Args:
         paths: two or more, or one with several methods; see `read_responses`.
-        baseline: a method, at each temperature the one of that temperature, or a name such as "PPO T=0.8" for all; by
-            default SFT, else the first.
+        baseline: a method, with which each method is compared at the same temperature; or a name with a temperature,
+            such as "PPO T=0.8", with which all are compared. By default SFT, or the first method if there is no SFT.
 
     Returns:
         For each method the dict of `summarise`, with `baseline`, `samples` of each prompt and, except for a baseline,
         <score>_wins: the share of prompts at which the method scores higher, ties as half (Wilson interval).
-        No KL if the answers name different SFT models: such KLs cannot be compared.
+        If the answers name different SFT models, there is no KL, because such KLs cannot be compared.
 
     Raises:
         InputError: fewer than two methods, different prompts, scores of different reward models or rewards, no such
@@ -43,7 +44,8 @@ def compare(paths: Sequence[str | Path], baseline: str = "") -> list[dict]:
     """
     different_paths = list(dict.fromkeys(map(str, paths)))
     answers = _read_all(different_paths)
-    # With several temperatures a name has its own, such as "PPO T=0.8". `methods` has the method of each name.
+    # A name is a method, and if there are several temperatures, also has one of them, such as "PPO T=0.8". `entries`
+    # has the rows of each name, and `methods` its method.
     named = name_temperatures(answers)
     entries = dict(list(named.groupby("method", sort=False)))
     methods = dict(zip(named["method"], answers["method"], strict=True))
@@ -69,7 +71,7 @@ def compare(paths: Sequence[str | Path], baseline: str = "") -> list[dict]:
 
 
 def comparison_table(summary: Sequence[dict]) -> str:
-    """Return a Markdown table; a score is followed by its gain over the baseline with the interval."""
+    """Return a Markdown table, in which a score's gain over the baseline follows it, with its interval."""
     scores = []
     for score in scores_of_summary(summary):
         scores += [score, f"{score}_wins"]
@@ -116,7 +118,7 @@ def _check_alike(base: str, ours: pd.DataFrame, name: str, theirs: pd.DataFrame)
 def _scorers(rows: pd.DataFrame, column: str) -> set[str]:
     """Return the names of the scorers that the rows tell: fingerprints of models, or versions of code.
 
-    Gold scores without a name are the data's own. Scores of a reward model without a name are by an unknown one.
+    The set is empty if the rows do not tell. But gold scores without a name are the data's own, which is a scorer, too.
     """
     names = set()
     if column in rows:
@@ -130,10 +132,11 @@ def _scorers(rows: pd.DataFrame, column: str) -> set[str]:
 def _wins(rows: pd.DataFrame, base: pd.DataFrame, score: str) -> dict:
     """Return the share of prompts at which `rows` score higher than `base`, ties as half, with Wilson's interval.
 
-    With several samples a prompt counts by the share of all pairs of a sample of `rows` and one of `base`.
+    If there are several samples, each sample of `rows` is paired with each one of `base`, and a prompt counts by the
+    share of its pairs that `rows` win.
     """
     ours = score_matrix(rows, score)  # [prompts, samples]
-    theirs = score_matrix(base, score).loc[ours.index]
+    theirs = score_matrix(base, score).loc[ours.index]  # the prompts in the same order
     differences = ours.to_numpy()[:, :, None] - theirs.to_numpy()[:, None, :]
     wins_of_pairs = np.sign(differences) / 2 + 0.5  # 1, 0.5 or 0
     wins_of_prompts = wins_of_pairs.mean((1, 2))

@@ -15,9 +15,9 @@ TAILS = (0.05, 0.25)  # quantiles of the baseline below which a response is call
 
 
 def score_table(responses: pd.DataFrame | Sequence[Mapping]) -> pd.DataFrame:
-    """Return reward model scores with a column for each method and the index (id, sample).
+    """Return the reward model's scores with a column for each method and the index (id, sample).
 
-    `responses` are at one temperature: shifts between temperatures would count as those of a method. Raises
+    `responses` must be at one temperature, because shifts between temperatures would count as those of a method. Raises
     `InputError` for several temperatures, for a response without the score, and if methods differ in their prompts or
     numbers of samples.
     """
@@ -65,9 +65,9 @@ def distributions(scores: pd.DataFrame) -> list[dict]:
 
 
 def shifts(scores: pd.DataFrame) -> pd.DataFrame:
-    """Return each response's score minus the baseline's for the same prompt and sample number.
+    """Return each response's score minus that of the baseline's response with the same prompt and sample number.
 
-    Responses with the same number share their random numbers if `evaluate_checkpoints` drew them.
+    If `evaluate_checkpoints` drew these two responses, they also share their random numbers.
     """
     base = baseline(scores)
     return scores.drop(columns=base).sub(scores[base], axis=0)

@@ -18,7 +18,7 @@ from marlhf_lite.utils.random_states import random_states, set_random_states
 
 
 def numbers_of_tests(has_gold: bool) -> list[str]:
-    """Return the names of the numbers that `HeldOutEvaluation` finds."""
+    """Return the names of the numbers that `HeldOutEvaluation` returns; those of gold only if there is a gold score."""
     names = []
     for score in ["score", "gold"] if has_gold else ["score"]:
         for part in ("mean", "sft", "win_rate"):
@@ -31,7 +31,7 @@ class HeldOutEvaluation:
     """Answers the same prompts with the same random numbers each time, and compares with the SFT model's answers.
 
     Args:
-        held_out: the prompts. Their seed also serves rewards that draw; the random state of training is kept.
+        held_out: the prompts. Its seed also serves rewards that draw; the random state of training is kept.
         reward, gold: as for `PPOTrainer`.
     """
 
@@ -49,7 +49,7 @@ class HeldOutEvaluation:
         for column in score_columns(ours):
             scores = ours[column]
             scores_of_sft = self.start[column]
-            # As in training, what the reward gives is the score, whatever the reward is.
+            # As in training, what the reward gives is called score, whether the reward is a model or a function.
             name = "gold" if column == "gold" else "score"
             wins = np.sign(scores - scores_of_sft) / 2 + 0.5  # 1, 0.5 or 0
             metrics[f"{name}_mean"] = scores.mean()
@@ -59,21 +59,23 @@ class HeldOutEvaluation:
         return {name: float(value) for name, value in metrics.items()}
 
     def _answers(self, policy: PolicyModel, models: PPOModels, name: str) -> pd.DataFrame:
-        """Return answers to all prompts; each process gives its share of them.
+        """Return a policy's answers to all prompts, in every process, although each process makes only its share.
 
-        Random states and the policy's mode are afterwards as they were, so that training goes on as without this.
+        Random states and the policy's mode are restored, so that training continues as it would without this.
         """
         rank = PartialState().process_index
         count = PartialState().num_processes
         was_training = policy.model.training
         states = random_states()
-        # The answers have seeds of their own; this one is for rewards that draw, differently in each process.
+        # The answers have seeds of their own; this one is for rewards that draw. The large step between processes keeps
+        # their seeds apart from the seeds of other runs.
         set_seed((self.held_out.seed + 100_003 * rank) % 2**32)
         try:
             prompts = self.held_out.prompts
             share = prompts[rank::count]
             to_answer = share
-            # Processes that share the weights must run equally many passes: those with one prompt fewer repeat one.
+            # Processes that share the weights must run equally many passes. One with a prompt less than others answers
+            # the first prompt once more, and that answer is dropped below.
             is_one_short = len(share) < math.ceil(len(prompts) / count)
             if is_sharded(policy) and is_one_short:
                 to_answer = [*share, prompts[0]]

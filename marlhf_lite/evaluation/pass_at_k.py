@@ -33,7 +33,7 @@ def pass_rates(
     Args:
         responses: rows of `evaluate_checkpoints` with `gold`, the share of tests that a program passed.
         difficulty: prompt to difficulty, if the data have it.
-        ks: those beyond the number of samples are left out.
+        ks: the values of k; those above the number of samples are left out.
 
     Returns:
         Dicts with method, difficulty, problems, and `pass@k` as an interval; the bootstrap draws problems.
@@ -44,7 +44,8 @@ def pass_rates(
         shares_of_tests = score_matrix(rows, "gold")  # [problems, samples]
         samples = shares_of_tests.shape[1]
         passing = (shares_of_tests == 1).sum(axis=1)
-        # The difficulty of each problem, and the difficulties in order: first those of `STRATA`, then others.
+        # The difficulty of each problem, empty or NaN if it is not known; and the difficulties in order: first those of
+        # `STRATA`, then others.
         prompts = rows.drop_duplicates("id").set_index("id")["prompt"].reindex(passing.index)
         difficulty_of = prompts.map(difficulty or {})
         found = {name for name in difficulty_of.dropna().unique() if name}

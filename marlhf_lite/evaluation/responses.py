@@ -59,8 +59,8 @@ KEY = ["id", "sample", "seed"]  # what identifies a response in a store
 class ResponseStore:
     """Responses of one checkpoint at one temperature, in a folder under `root` that is named after the settings.
 
-    `rows` is a DataFrame with the index KEY; responses depend on `settings`. Raises `InputError` for a line that is not
-    a response, and for a repeated response.
+    `settings` are everything that a response depends on, and `rows` is a DataFrame of the responses with the index KEY.
+    Raises `InputError` for a line of the file that is not a response, and for a repeated response.
     """
 
     def __init__(self, root: str | Path, method: str, settings: Mapping):
@@ -81,16 +81,17 @@ class ResponseStore:
         self.rows = pd.concat([self.rows, rows]) if len(self.rows) else rows
 
     def replace(self, rows: pd.DataFrame) -> None:
-        """Replace the rows with the same keys."""
+        """Replace the stored rows that have the same keys as `rows`."""
         kept = self.rows[~self.rows.index.isin(rows.index)]
-        self.rows = pd.concat([kept, rows]).loc[self.rows.index]
+        self.rows = pd.concat([kept, rows]).loc[self.rows.index]  # in the order from before
         write_rows(self.path, self.rows.reset_index())
 
 
 def write_rows(path: Path, rows: pd.DataFrame) -> None:
     """Write a JSON-lines file of these responses; a reader sees the old file or the new one."""
     with replaced_at_the_end(path) as new:
-        new.unlink(missing_ok=True)  # of an earlier process with this number: lines are appended
+        # A killed process with the same number may have left such a file, and lines would be appended to it.
+        new.unlink(missing_ok=True)
         append_lines(new, to_records(rows))
 
 
@@ -131,7 +132,8 @@ def _read(files: Sequence[Path], needed: Sequence[str] = ()) -> pd.DataFrame:
                     raise InputError(
                         f"{file}, row {number}: no {name}: give answers that `marlhf evaluate` wrote"
                     )
-            # What scores of code depend on begins with the reward's name, which is also the name of its column.
+            # A row's `reward` begins with the name of the reward, which is also the name of the column of its scores.
+            # The name of a user's function, `package.module:name`, has a colon.
             reward = str(row.get("reward") or "").split(", ")[0]
             is_of_code = ":" in reward
             if is_of_code and "gold" in row and reward not in row:
@@ -162,7 +164,8 @@ def _read(files: Sequence[Path], needed: Sequence[str] = ()) -> pd.DataFrame:
 class HeldOutPrompts:
     """Prompts that no stage trains on, and how policies answer them.
 
-    Random numbers depend on seed and prompt, but not on policy and batch, so that comparisons by prompt are tighter.
+    Random numbers depend on seed and prompt, but not on policy and batch: two policies answer a prompt with the same
+    random numbers, so that comparisons by prompt are tighter.
 
     Args:
         prompts: [P] texts.
@@ -179,10 +182,11 @@ class HeldOutPrompts:
     sampler: Sampler = generate_seeded
 
     def keyed(self, samples: int) -> pd.Series:
-        """Return the prompt of every wanted response, with the index KEY."""
+        """Return a prompt for every wanted response, `samples` for each of the prompts, with the index KEY."""
         index = pd.MultiIndex.from_product(
             [prompt_ids(self.prompts), range(samples), [self.seed]], names=KEY
         )
+        # As objects, because a `Prompt` is a text that also carries the columns of its row: arrays of texts drop them.
         return pd.Series(
             np.repeat(np.array(self.prompts, dtype=object), samples), index=index, dtype=object
         )
@@ -190,16 +194,19 @@ class HeldOutPrompts:
     def generate(
         self, policy: PolicyModel, wanted: pd.Series, method: str, score: Callable
     ) -> pd.DataFrame:
-        """Return a response to each wanted prompt (some of `keyed`), with the columns of `score(rollout)`."""
+        """Return a response to each prompt of `wanted`, rows of `keyed`, with the columns that `score(rollout)` gives.
+
+        The column `method` is what the caller calls the policy.
+        """
         prompts = wanted.tolist()
         # The random numbers of a response come from its name, which does not depend on the checkpoint.
         names = tuple(f"{seed}/{id}/{sample}" for id, sample, seed in wanted.index)
         sampling = replace(SeededSampling.like(self.sampling), seed_names=names)
-        # 0: all rows at a time. Who calls this gives as many as fit, and halves them when memory ends.
+        # 0 means all rows at a time: the caller gives a batch, and halves it if memory ends.
         rollout, _ = generate_in_batches(
             self.sampler, 0, policy.model, self.tokenizer, prompts, sampling
         )
-        # Errors name --sampler if it is a user's.
+        # Errors begin with --sampler and the sampler's name, if it has one.
         with named_errors("sampler", getattr(self.sampler, "name", "")):
             check_sampled(rollout, policy)
         columns = {
@@ -226,7 +233,7 @@ def answer(
 ) -> pd.DataFrame:
     """Return a scored response of a loaded policy to each prompt, with the columns of `evaluate_checkpoints`.
 
-    `name` is what the column `method` has. Nothing is stored, and the policy stays in eval mode.
+    `name` is what the column `method` says. Nothing is stored, and the policy is in eval mode afterwards.
     """
     policy.eval()
     rewards = [reward] if reward else []
@@ -248,18 +255,19 @@ def answer(
 def restore(
     tokenizer, responses: pd.DataFrame | Sequence[Mapping], device: torch.device | str = "cpu"
 ) -> Rollout:
-    """Return the rollout of stored responses, with the same tokens, to score or segment it again."""
+    """Return stored responses as a rollout with the same tokens, so that it can be scored or segmented again."""
     if not isinstance(responses, pd.DataFrame):
         responses = to_frame(responses)
     prompts = responses["prompt"].tolist()
     tokens = responses["token_ids"].tolist()
     ended = responses["ended"].tolist()
     is_of_environment = "turns" in responses and responses["turns"].notna().all()
-    if is_of_environment:  # `token_ids` are those of both sides
+    if is_of_environment:  # `token_ids` are those of the policy's turns and of the environment's
         stored = zip(prompts, tokens, responses["turns"], ended, strict=True)
         return from_turns(tokenizer, [Dialogue(*row) for row in stored]).to(device)
     rollout = from_tokens(tokenizer, prompts, tokens, [tokenizer.eos_token_id])
-    # What is stored wins: a response may have ended by another token than the tokenizer's EOS.
+    # The stored texts and ends replace those that `from_tokens` found, because a response may have ended by another
+    # token than the tokenizer's EOS.
     return replace(
         rollout,
         responses=responses["response"].tolist(),
@@ -268,7 +276,7 @@ def restore(
 
 
 def _in_batches(work: Callable, rows: pd.Series | pd.DataFrame, size: int, name: str) -> list:
-    """Return the results of `work` on the rows, `size` of them at a time, or half as many from when memory ends.
+    """Return the results of `work` on the rows, `size` of them at a time; if memory ends, half as many from then on.
 
     `name` stands beside the bar of progress.
     """
@@ -279,7 +287,8 @@ def _in_batches(work: Callable, rows: pd.Series | pd.DataFrame, size: int, name:
             progress.update(part.stop - part.start)
             return result
 
-        is_one_process = PartialState().num_processes == 1  # else the others may wait for this one
+        # With several processes the others may wait for this one, so it cannot try again by itself.
+        is_one_process = PartialState().num_processes == 1
         results, _ = in_batches(work_on, len(rows), size, no_process_waits=is_one_process)
         return results
 
@@ -335,7 +344,7 @@ def evaluate_checkpoints(
             at_temperature = replace(
                 held_out, sampling=replace(held_out.sampling, temperature=float(temperature))
             )
-            # Everything on which a response depends. The seeds' names are in the key of each response.
+            # Everything on which a response depends, except what the key of each response has: the seeds' names.
             settings = {
                 "fingerprint": fingerprints[name],
                 "model": model,
@@ -376,10 +385,11 @@ def _fill(
     scorers: Scorers,
     marks: dict,
 ) -> None:
-    """Score again what other models or code than those of `marks` scored, and generate the missing responses.
+    """Generate the responses that a store lacks, and score again those that other models or code have scored.
 
-    `wanted` are the prompts by KEY, `load` loads the policy, and `marks` has the fingerprint of what scores each
-    column. All of it is written to the store batch by batch.
+    `wanted` are the prompts by KEY, and `load` loads the policy. `marks` are the columns reference, rm and reward with
+    the fingerprints of what scores now: stored responses with other marks are scored again. The store is written batch
+    by batch.
     """
 
     def score(rollout: Rollout) -> dict:
@@ -388,17 +398,18 @@ def _fill(
     is_stored = wanted.index.isin(store.rows.index)
     missing = wanted[~is_stored]
     stored = store.rows.loc[wanted.index[is_stored]]
-    # The file has a prompt's text alone. A reward may need the columns of its row, which the wanted `Prompt` has.
+    # The file has only a prompt's text. A reward may need the other columns of the prompt's row in the data, and each
+    # prompt of `wanted` carries them.
     stored = stored.assign(prompt=wanted[is_stored])
 
     # A stored response is fresh if what scored it has today's fingerprints, and no score is missing.
     columns_of_code = scorers.columns_of_code()
     found = stored.reindex(columns=[*marks, *columns_of_code]).astype(object)
-    # A true score of the data has no version, so its mark is empty.
+    # Scores of the data itself have no version: their mark is "", and a file may lack it.
     has_mark = found[[*marks]].fillna({"reward": ""}) == pd.Series(marks, dtype=object)
     is_fresh = has_mark.all(axis=1) & found[columns_of_code].notna().all(axis=1)
 
-    # The longest prompts first: little padding, and memory ends at the start if at all.
+    # The longest prompts first: batches need little padding, and if memory ends, it does so at the start.
     if len(missing):
         token_ids = encode_prompts(held_out.tokenizer, missing.tolist())
         order = np.argsort([-len(ids) for ids in token_ids], kind="stable")
@@ -409,7 +420,8 @@ def _fill(
     def score_again(rows: pd.DataFrame) -> None:
         device = next(load().parameters()).device
         rollout = restore(held_out.tokenizer, rows, device)
-        # Scores by code lose their version, which is overwritten. The reward model's score has a mark of its own.
+        # Old scores by code are dropped, because the column `reward`, which names their version, is overwritten. The
+        # reward model's score stays: it has a mark of its own.
         rows = rows.drop(columns=set(score_columns(rows)) - {"rm_score"})
         scores = pd.DataFrame(score(rollout), index=rows.index, dtype=object)
         store.replace(rows.assign(**scores))

@@ -20,11 +20,12 @@ from marlhf_lite.training.rollout import Rollout, Sampling, generate
 
 
 def uniform_numbers(names: Sequence[str], length: int) -> Tensor:
-    """Return [B, T] uniform numbers in [0, 1), a row for each name; a row depends only on its name."""
+    """Return [B, T] uniform numbers in [0, 1), a row of `length` = T for each name; a row depends only on its name."""
     rows = []
     for name in names:
+        # `backslashreplace`: a name may hold half a surrogate pair, for which UTF-8 has no bytes.
         digest = hashlib.sha256(name.encode("utf-8", "backslashreplace")).digest()
-        seed = int.from_bytes(digest[:8], "big")
+        seed = int.from_bytes(digest[:8], "big")  # torch takes seeds of 64 bits
         rows.append(torch.rand(length, generator=torch.Generator().manual_seed(seed)))
     return torch.stack(rows) if rows else torch.zeros(0, length)
 
@@ -32,14 +33,15 @@ def uniform_numbers(names: Sequence[str], length: int) -> Tensor:
 class InverseTransformSampler(LogitsProcessor):
     """Leaves one token of each row possible: the one that the row's next uniform number picks.
 
-    Temperature, top-k and top-p act as in `transformers`: of the k most probable tokens stay the fewest whose
-    probabilities reach top-p. Of equal logits at the k-th place only k tokens stay.
+    Temperature, top-k and top-p act as in `transformers`: the k most probable tokens are kept, and of these the fewest
+    whose probabilities add up to top-p. If several tokens have the k-th largest logit, still only k tokens are kept.
     """
 
     def __init__(self, uniforms: Tensor, sampling: Sampling):
+        """Take uniform numbers [B, T] for T tokens; `sampling` gives temperature, top-k and top-p."""
         self.uniforms = uniforms
         self.sampling = sampling
-        self.prompt_width: int | None = None  # of the first call
+        self.prompt_width: int | None = None  # the first call sees only the prompt, and sets it
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return scores [B, V] that are 0 at the token that is drawn and −∞ at all others; `input_ids` [B, L]."""
@@ -52,9 +54,9 @@ class InverseTransformSampler(LogitsProcessor):
         kept = min(self.sampling.top_k or vocabulary, vocabulary)  # 0: all
         logits, tokens = (scores.float() / self.sampling.temperature).topk(kept)
         p = logits.softmax(-1)
-        # 2. Top-p drops a token if those before it reach top-p without it.
+        # 2. Top-p drops a token if the more probable ones reach top-p without it.
         if self.sampling.top_p < 1:
-            before = p.cumsum(-1) - p
+            before = p.cumsum(-1) - p  # the sum over the more probable ones
             p = p.masked_fill(before >= self.sampling.top_p, 0.0)
         # 3. The token at which the sum of probabilities passes u, which is uniform between 0 and their total.
         reached = p.cumsum(-1)
@@ -69,33 +71,41 @@ class InverseTransformSampler(LogitsProcessor):
 
 @dataclass(frozen=True)
 class SeededSampling(Sampling):
-    """`Sampling` for `rollout.generate` that continues a cache, or draws by inverse transform."""
+    """`Sampling` for `rollout.generate` that can continue a cache, and can draw by inverse transform."""
 
-    # a cache of all tokens but the last, to which `generate` adds; None: nothing was read
+    # Keys and values of all tokens of the prompts but the last, to which `generate` adds; None if nothing was read.
     past: object = None
-    # [B, max_new_tokens]; None, and temperature 0, leave sampling to `generate`
+    # [B, max_new_tokens]. Without them, or at temperature 0, `generate` draws in its own way.
     uniforms: Tensor | None = None
     processors: tuple[LogitsProcessor, ...] = ()  # what changes the logits before a token is drawn
 
     @classmethod
     def like(cls, sampling: Sampling) -> "SeededSampling":
-        """Return the same sampling, by the random numbers of its names."""
+        """Return `sampling` as a `SeededSampling`, as yet without a cache and without uniform numbers."""
         return cls(**{field.name: getattr(sampling, field.name) for field in fields(Sampling)})
 
     def of_turn(self, turn: int, rows: Sequence[int]) -> "SeededSampling":
-        """Return the sampling of a turn, which has its own random numbers."""
+        """Return the sampling of turn number `turn` in these rows of the batch.
+
+        Each turn has its own random numbers, which depend on the name of its row and on the turn.
+        """
         if not self.seed_names or not rows:
             return self
         names = [f"{self.seed_names[row]}/{turn}" for row in rows]
         return replace(self, uniforms=uniform_numbers(names, self.max_new_tokens))
 
     def arguments(self) -> dict:
-        """Return arguments of `generate`: with uniform numbers, greedy over what `InverseTransformSampler` leaves."""
+        """Return the arguments of transformers' `generate` for this sampling.
+
+        If there are uniform numbers, `InverseTransformSampler` leaves one token possible, and `generate` takes it as
+        the most probable one.
+        """
         arguments = super().arguments()
         if self.past is not None:
             arguments["past_key_values"] = self.past
         processors = LogitsProcessorList(self.processors)
         if self.temperature > 0 and self.uniforms is not None:
+            # The sampler reads temperature, top-k and top-p from this object, so `generate` gets none of them.
             processors.append(InverseTransformSampler(self.uniforms, self))
             arguments |= {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
         if processors:
@@ -105,9 +115,10 @@ class SeededSampling(Sampling):
 
 @torch.no_grad()
 def generate_seeded(model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Rollout:
-    """Return one response to each prompt, drawn with the random numbers of its name. A repeated prompt is read once.
+    """Return one response to each prompt, drawn with random numbers that come from the response's name.
 
-    `sampling.seed_names` [B] identify responses, such as "seed/prompt/sample"; torch's random state stays unused.
+    `sampling.seed_names` [B] are the names, such as "seed/prompt/sample"; torch's random state stays unused. If prompts
+    are repeated, the model reads each different prompt only once.
     """
     row_of_prompt = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
     past = None
@@ -124,10 +135,11 @@ def generate_seeded(model, tokenizer, prompts: Sequence[str], sampling: Sampling
 
 @torch.no_grad()
 def read_all_but_last(model, ids: Tensor, mask: Tensor, rows: Sequence[int]):
-    """Return a cache of keys and values of all tokens but the last; None if P is 1.
+    """Return a cache of the keys and values of all tokens but the last; None if prompts have only one token.
 
-    `ids` and `mask` [N, P] are different prompts, each of which is read once. `rows` [B] says which of them each row of
-    the cache is, so a prompt may be repeated. `generate` reads the last token itself, because it needs its logits.
+    `ids` and `mask` [N, P] are different prompts, each of which is read once. The cache has B rows: `rows` [B] says
+    which prompt each of them belongs to, so that a prompt may be repeated. `generate` reads the last token itself,
+    because it needs the logits there.
     """
     ids = ids[:, :-1]
     mask = mask[:, :-1]
@@ -138,8 +150,8 @@ def read_all_but_last(model, ids: Tensor, mask: Tensor, rows: Sequence[int]):
         attention_mask=mask,
         position_ids=position_ids(mask),
         use_cache=True,
-        logits_to_keep=1,  # none is needed, and all would take memory
+        logits_to_keep=1,  # no logits are needed, and those of all tokens would take memory
     )
     past = output.past_key_values
-    past.batch_select_indices(torch.tensor(rows, device=ids.device))  # in place
+    past.batch_select_indices(torch.tensor(rows, device=ids.device))  # repeats rows, in place
     return past

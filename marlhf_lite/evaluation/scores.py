@@ -121,9 +121,10 @@ def reward_column(reward: Callable) -> str:
 
 
 def score_columns(responses: pd.DataFrame) -> list[str]:
-    """Return the columns of scores: those of SCORES, and one for each reward that the column `reward` names.
+    """Return the columns of scores that responses have: those of SCORES, and one for each reward.
 
-    `reward` begins with the name of the reward; what its scores depend on follows after a comma.
+    The column `reward` begins with the name of the reward, which is also the name of the column of its scores. What the
+    scores depend on follows after a comma.
     """
     marks = responses["reward"].dropna().unique() if "reward" in responses else []
     rewards = [str(mark).split(", ")[0] for mark in marks]
@@ -138,10 +139,10 @@ def score_rollout(
     rewards: Sequence[Callable] = (),
     gold: GoldScore | None = None,
 ) -> dict[str, list]:
-    """Return columns [B]: response, tokens, ended, and kl, kl_k3, gold and one of each reward if these are given.
+    """Return columns [B]: response, tokens, ended, one for each reward, and gold if it is given.
 
-    kl is the k1 estimate in nats and kl_k3 the k3 estimate, always at temperature 1; they take both models. Raises
-    `InputError` unless scores are B finite numbers.
+    If `policy` and `reference` are given, there are also their KLs in nats, always at temperature 1: kl is the k1
+    estimate and kl_k3 the k3 estimate. Raises `InputError` unless scores are B finite numbers.
     """
     columns = {
         "response": rollout.responses,
@@ -149,7 +150,7 @@ def score_rollout(
         "ended": rollout.ended.tolist(),
     }
     if policy is not None and policy is reference:
-        columns |= dict.fromkeys(KLS, [0.0] * len(rollout))  # as the two passes would give
+        columns |= dict.fromkeys(KLS, [0.0] * len(rollout))  # what two equal passes would give
     elif policy is not None and reference is not None:
         inputs = (rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])
         logprobs = (policy(*inputs)[0], reference(*inputs)[0], rollout.mask)
@@ -166,16 +167,20 @@ def score_rollout(
 
 
 def to_frame(rows: pd.DataFrame | Iterable[Mapping]) -> pd.DataFrame:
-    """Return rows of responses as a DataFrame with id (else from the prompt), sample, seed, method, temperature."""
+    """Return rows of responses as a DataFrame that has the columns id, sample, seed, method and temperature.
+
+    A row without an id gets one from its prompt, and a row without a sample is sample 0. What else is missing is NaN.
+    """
     if not isinstance(rows, pd.DataFrame):
-        # As Python objects: Arrow, which pandas keeps texts in, refuses half a surrogate pair, and data may have one.
+        # As Python objects: pandas keeps texts in Arrow, which refuses half a surrogate pair, and data may have one.
         rows = pd.DataFrame(list(rows), dtype=object)
     columns = dict.fromkeys([*rows, "id", "sample", "seed", "method", "temperature"])
     frame = rows.reindex(columns=list(columns))  # those that are missing are NaN
     frame["sample"] = frame["sample"].where(frame["sample"].notna(), 0)
     is_unnamed = frame["id"].isna()
     if is_unnamed.any():
-        # A prompt that is repeated in one group is another prompt with the same text; in other groups it is the same.
+        # If a text is repeated within one group, these are different prompts with the same text, and `prompt_ids` tells
+        # them apart. In another group (method, temperature or sample) the text is the same prompt again.
         groups = frame[is_unnamed].groupby(["method", "temperature", "sample"], dropna=False)
         ids = groups["prompt"].transform(
             lambda prompts: pd.Series(prompt_ids(prompts), index=prompts.index, dtype=object)
@@ -197,16 +202,16 @@ def prompt_ids(prompts: Iterable[str]) -> list[str]:
 
 
 def to_records(responses: pd.DataFrame) -> list[dict]:
-    """A dict for each row, without the values that are missing."""
+    """Return a dict for each row, without the values that are missing."""
     rows = responses.astype(object).where(responses.notna(), None).to_dict("records")
     return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
 
 def score_matrix(responses: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Return a column of one method at one temperature as a table [P, S]: a row for each prompt, a column per sample.
+    """Return a column of responses as a table [P, S]: a row for each of P prompts, a column for each of its S samples.
 
-    The index is `id`, in the order of the rows. Raises `InputError` if a value is missing, or prompts have different
-    numbers of samples.
+    `responses` are those of one method at one temperature. The index of the table is `id`, in the order of the rows.
+    Raises `InputError` if a value is missing, or prompts have different numbers of samples.
     """
     frame = to_frame(responses)
     if column not in frame or frame[column].isna().any():
@@ -267,7 +272,8 @@ def find_baselines(methods: Mapping[str, str], baseline: str) -> dict[str, str]:
     """Return the name that each name is compared with.
 
     A method is compared with the baseline at the same temperature, because a difference between temperatures would
-    count as one between methods. If the baseline has no answers at this temperature, its first name is taken.
+    count as one between methods. If the baseline has no answers at this temperature, the baseline's first name is taken
+    instead.
 
     Args:
         methods: names as `name_temperatures` gives them, such as "PPO T=0.4", with the method of each.
@@ -282,16 +288,19 @@ def find_baselines(methods: Mapping[str, str], baseline: str) -> dict[str, str]:
     found = {}
     for name, method in methods.items():
         at_same_temperature = base + name.removeprefix(method)  # such as "SFT" + " T=0.4"
+        # A single method would be its own baseline at each temperature, so all its names take the first one.
         is_there = at_same_temperature in methods and len(different) > 1
         found[name] = at_same_temperature if is_there else names_of_base[0]
     return found
 
 
 def summarise(responses: pd.DataFrame | Sequence[Mapping], baseline: str = "SFT") -> list[dict]:
-    """Return means of each method, and for its scores the gain over the baseline: paired difference with interval.
+    """Return means of each method, and the gain of its scores over the baseline, with an interval.
+
+    A gain is the mean difference of the two methods' scores for the same prompt.
 
     Args:
-        responses: samples of a prompt count by their mean; several temperatures are separate methods.
+        responses: if a prompt has several samples, their mean counts; a method at two temperatures is two methods.
         baseline: as `find_baselines` takes it.
 
     Returns:
@@ -339,11 +348,11 @@ def summarise(responses: pd.DataFrame | Sequence[Mapping], baseline: str = "SFT"
 
 
 def table(rows: Sequence[Mapping], columns: Mapping[str, str] | Sequence[str] | None = None) -> str:
-    """Return the rows as a Markdown table: `columns` are names in the rows, perhaps with headings; empty ones go.
+    """Return the rows as a Markdown table.
 
-    Without `columns`, `rows` are those of `summarise`. An interval shows mean, low and high; a score's gain follows it,
-    if there is one. The column kl shows the k3 estimate, which is never below 0, if the rows have it: older records do
-    not.
+    `columns` are names in the rows, or a dict from names to headings; columns that no row has are left out. Without
+    `columns`, `rows` are those of `summarise`. An interval shows mean, low and high. If a score has a gain, the gain
+    follows it. The column kl shows the k3 estimate, which is never below 0, if the rows have it: older records do not.
     """
     if columns is None:
         columns = ["method", *scores_of_summary(rows), *OTHER_COLUMNS]
@@ -360,7 +369,7 @@ def heading_of(column: str) -> str:
 
 
 def scores_of_summary(summary: Sequence[Mapping]) -> list[str]:
-    """Return the scores in rows of `summarise`: what has a gain over the baseline in one of them, and SCORES."""
+    """Return the names of the scores in rows of `summarise`: SCORES, and all that have a gain in one of the rows."""
     gained = []
     for row in summary:
         gained += [name.removesuffix("_gain") for name in row if name.endswith("_gain")]

@@ -48,7 +48,7 @@ def bootstrap_mean(values: Sequence[float], n: int = 10_000) -> Interval:
     mean = values.mean()
     if len(values) == 1:
         return Interval(float(mean), float(mean), float(mean))
-    batch = max(1, CHUNK // len(values))
+    batch = max(1, CHUNK // len(values))  # resamples that are in memory at a time
     # Resampling the deviations keeps the digits of a small spread around a large mean.
     low, high = stats.bootstrap(
         (values - mean,),
@@ -72,14 +72,17 @@ def wilson(wins: float, n: int) -> Interval:
     share = wins / n
     middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
-    # At 0 and 1 an end is the share itself, whatever the rounding.
+    # If the share is 0 or 1, one end of the interval is the share itself, and rounding must not move it.
     low = max(min(middle - half, share), 0.0)
     high = min(max(middle + half, share), 1.0)
     return Interval(share, low, high)
 
 
 def win_rate(winners: Sequence[str | None]) -> WinRate:
-    """Return the share of pairs that `first` wins, a tie as half a win. Raises `InputError` without a verdict."""
+    """Return the share of pairs that `first` wins, a tie as half a win, over the pairs that have a verdict.
+
+    A verdict is one of WORTH; None, or any other word, is none. Raises `InputError` if no pair has a verdict.
+    """
     count = Counter(winner for winner in winners if winner in WORTH)
     if not count:
         raise InputError(f"win rate: no verdict among {len(winners)} pairs: judge more")
@@ -94,7 +97,7 @@ def win_rate(winners: Sequence[str | None]) -> WinRate:
 
 
 def percentile_interval(value: float, draws: np.ndarray) -> Interval:
-    """Return `value` with the percentile interval of its bootstrap `draws`, of those that are finite."""
+    """Return `value` with the percentile interval of its bootstrap `draws`; draws that are not finite are left out."""
     draws = draws[np.isfinite(draws)]
     if not len(draws):
         return Interval(float(value), math.nan, math.nan)
@@ -129,14 +132,15 @@ def trailing_mean(values: Sequence[float | None], window: int = 5) -> np.ndarray
 def updates_to_reach(values: Sequence[float | None], target: float, window: int = 5) -> int | None:
     """Return the first update, counted from 1, at which the mean of the last `window` updates is at least `target`.
 
-    None if there is no such update. Only whole windows count, so that one lucky first update does not; a curve shorter
-    than that is one window. With the weaker method's `final_score` as `target`, the ratio of two methods' updates is
-    the paper's "times faster" (§4.2). `values` [U] have one number per update; None and NaN are left out of the mean.
+    None if there is no such update. Only whole windows count, so that one lucky first update is not enough; a curve
+    shorter than `window` is one window. If `target` is the weaker method's `final_score`, the ratio of two methods'
+    updates is the paper's "times faster" (§4.2). `values` [U] have one number per update; None and NaN are left out of
+    the mean.
     """
     means = trailing_mean(values, window)
-    first = min(window, len(means)) - 1
+    first = min(window, len(means)) - 1  # the end of the first whole window, counted from 0
     reached = np.flatnonzero(means[first:] >= target)
-    return int(reached[0]) + first + 1 if len(reached) else None
+    return int(reached[0]) + first + 1 if len(reached) else None  # + 1: updates are counted from 1
 
 
 def final_score(values: Sequence[float | None], window: int = 5) -> float:
@@ -150,9 +154,10 @@ def final_score(values: Sequence[float | None], window: int = 5) -> float:
 
 
 def finite(name: str, values: Sequence[float], count: int | None = None) -> np.ndarray:
-    """Return `values` as float64 [N]. They must be finite, and `count` of them; without `count` at least one.
+    """Return `values` as float64 [N].
 
-    Raises `InputError`, which calls them `name`, if they are not.
+    Raises `InputError`, which calls the values `name`, unless all are finite and there are `count` of them. Without
+    `count` there must be at least one.
     """
     try:
         array = np.asarray(values, dtype=np.float64)
