@@ -305,8 +305,9 @@ def evaluate_checkpoints(
 ) -> pd.DataFrame:
     """Return scored responses of all checkpoints at all temperatures (paper: Figures 3, 8, 10, 20, 21).
 
-    It reads the responses in `folder`, generates the others and writes them there batch by batch, so that it continues
-    after an interruption. If none is missing, it loads no model. Temperature 0 is greedy and has one sample.
+    It reads the responses in `folder`, generates the others and writes them there batch by batch, so that after an
+    interruption it continues from there. If no response or score is missing, it loads no model. Temperature 0 is greedy
+    and has one sample.
 
     Args:
         checkpoints: name to folder, of an adapter or of whole weights.
@@ -317,9 +318,9 @@ def evaluate_checkpoints(
 
     Returns:
         Rows by checkpoint, temperature, prompt and sample: id, sample, seed, method, temperature, prompt, token_ids,
-        response, tokens, ended, and with a scorer kl (k1, nats), kl_k3, rm_score, gold, and a column named after the
-        reward. `reference` and `rm` are fingerprints of the models that scored, and `reward` is what the scores of code
-        depend on, with the name of the reward first.
+        response, tokens, ended; and of the scores for which there is a scorer, kl (k1, nats), kl_k3, rm_score, gold,
+        and a column named after the reward. `reference` and `rm` are fingerprints of the models that scored, and
+        `reward` is what the scores of code depend on, with the name of the reward first.
 
     Raises:
         InputError: a folder without weights, or a broken stored file.

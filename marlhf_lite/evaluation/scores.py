@@ -52,7 +52,7 @@ class Scorers:
     """What scores responses: a reference for the KL, a reward model, a reward of code, a true score; each optional.
 
     `load` and `load_rm` load a model from its folder when it is first needed. Reference and reward model stay loaded.
-    Stored scores of another `reward_version` or `gold_name` are computed again.
+    If stored scores have another `reward_version` or `gold_name`, they are computed again.
     """
 
     load: Callable[[Path], PolicyModel]
@@ -75,7 +75,7 @@ class Scorers:
         return ModelReward(self.load_rm(self.rm), read=self.read)
 
     def policy(self, folder: Path) -> Callable[[], PolicyModel]:
-        """Return a function that loads the policy in a folder at its first call."""
+        """Return a function that loads the policy in a folder at its first call, unless the reference is the same."""
         is_reference = self.reference and folder.resolve() == Path(self.reference).resolve()
         return cache(lambda: self._reference if is_reference else self.load(folder).eval())
 

@@ -31,11 +31,11 @@ def text_hash(*texts: str) -> str:
 
 
 def model_hash(folder: str | Path, name: str = "checkpoint", counts_tokenizer: bool = True) -> str:
-    """Return a hash of all files of a model or an adapter, wherever its folder is.
+    """Return a hash of all files of a model or an adapter, which does not change if its folder is moved.
 
-    All of them can change what the model does: a reward model's tokenizer and template, and settings for sampling, as
-    well as weights. Without `counts_tokenizer` the files of the tokenizer are left out (see `tokenizer_hash`). Raises
-    `InputError`, which calls the folder `name`, if there are no weights or no config.
+    All files count, because all can change what the model does: not only weights, but also settings for sampling, and a
+    reward model's tokenizer and template. Without `counts_tokenizer` the files of the tokenizer are left out (see
+    `tokenizer_hash`). Raises `InputError`, which calls the folder `name`, if there are no weights or no config.
     """
     folder = Path(folder)
     files = files_that_count(folder)
@@ -57,6 +57,7 @@ def tokenizer_hash(folder: Path) -> str:
     """Return a hash of the tokenizer's files in a model's folder, apart from its chat template."""
     hashes = {}
     for file in files_that_count(folder):
+        # A template is in files of its own, or in an entry of tokenizer_config.json: both are left out.
         if _is_of_tokenizer(file) and not file.startswith(_TEMPLATES):
             hashes[file] = _hash_without_places(folder / file, "tokenizer", ("chat_template",))
     return text_hash(json.dumps(hashes, sort_keys=True))
@@ -67,11 +68,11 @@ def _is_of_tokenizer(file: str) -> bool:
 
 
 def _hash_without_places(path: Path, name: str, also: tuple[str, ...] = ()) -> str:
-    """Return the hash of a file of a model; of a config, of what does not change with the place of the folder.
+    """Return the hash of a file of a model. If it is a config, it counts without what may differ for equal weights.
 
-    Entries that name places (`_PLACES`) do not count, nor do those of `also`, and the order of lists that stand for
-    sets (`_SETS`) does not count, because it differs between runs. Raises `InputError`, which calls the folder `name`,
-    if a config is damaged.
+    In a config, the entries that tell where weights came from (`_PLACES`) and those of `also` do not count. Nor does
+    the order of lists that stand for sets (`_SETS`), because it differs between runs. Raises `InputError`, which calls
+    the folder `name`, if a config is damaged.
     """
     if not path.name.endswith("config.json"):  # weights, and all other files
         return file_hash(path)
@@ -90,10 +91,11 @@ def _hash_without_places(path: Path, name: str, also: tuple[str, ...] = ()) -> s
 
 
 def code_hash(name: str) -> str:
-    """Return a hash of the file of `package.module:name`, which was imported, and of those beside it that it imports.
+    """Return a hash of the code of `package.module:name`: the module's file, and the files beside it that it imports.
 
-    Installed packages do not count, nor does this library for code outside it. Empty for names of modules that were not
-    imported or have no file, and for names of another form.
+    The module must be imported already. Installed packages that it imports do not count, nor does this library, unless
+    the module is part of it. The hash is empty if the module was not imported or has no file, and for names of another
+    form.
     """
     module = sys.modules.get(name.partition(":")[0])
     place = getattr(module, "__file__", None)
@@ -101,11 +103,12 @@ def code_hash(name: str) -> str:
         return ""
     file = Path(place)
     files = {file}
-    # The folder from which the module's package was imported: for a.b, a/b.py and a/b/__init__.py, the one of a.
+    # The folder from which the module's package was imported: for a module a.b, in a/b.py or in a/b/__init__.py, it is
+    # the folder in which a is. A package has one more folder of its own to leave.
     parts = module.__name__.split(".")
     is_package = file.name == "__init__.py"
     root = file.parents[len(parts) if is_package else len(parts) - 1]
-    if "site-packages" not in root.parts:  # of an installed package the file alone
+    if "site-packages" not in root.parts:  # of an installed module its own file is enough
         package = parts[0]
         ours = set()  # modules of this library, unless the code is in it
         for imported in sys.modules:

@@ -35,7 +35,7 @@ class InputError(ValueError):
 
     def __init__(self, message: str = ""):
         super().__init__(re.sub(r"\s*[\r\n]\s*", " ", message))
-        self.kind = sys._getframe(1).f_code.co_name  # the function that found it
+        self.kind = sys._getframe(1).f_code.co_name  # the name of the function that raises it
 
 
 class Problems(InputError):
@@ -78,13 +78,13 @@ def one_line(error: BaseException) -> str:
 
 
 def disk_fault(error: BaseException | None) -> str:
-    """Return one line if an error or its cause says that a file could not be written or read; else "".
+    """Return one line if an error, or what caused it, says that a file could not be written or read; else "".
 
-    The cause counts, because libraries raise errors of their own from the system's.
+    The causes count, because libraries raise errors of their own from those of the system.
     """
     while error is not None:
         number = getattr(error, "errno", None)
-        # Some writers raise errors without the system's number. Then the text tells.
+        # Some writers raise errors without the system's number, but with its text.
         if number not in DISK_FAULTS and FULL_DISK.search(str(error)):
             number = errno.ENOSPC
         elif number not in DISK_FAULTS and TOO_LARGE in str(error):

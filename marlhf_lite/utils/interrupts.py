@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
-# seconds in which a second Ctrl-C counts as the first: a launcher sends it to its processes once
-# more
+# Seconds in which another Ctrl-C counts as the same one: terminal and launcher may both send it to a process.
 AGAIN = 2.0
 HANGUP = getattr(signal, "SIGHUP", signal.SIGTERM)  # Windows has none
 NOTE = b"\nmarlhf: stopping after this step, with a checkpoint; another Ctrl-C stops at once\n"
@@ -38,7 +37,7 @@ def graceful_stop() -> Iterator[Callable[[], bool]]:
             since.append(time.monotonic())
             if os.environ.get("LOCAL_RANK", "0") == "0":  # one process of a machine says so
                 with suppress(OSError):  # the terminal may be closed
-                    os.write(2, NOTE)  # the signal may have interrupted print
+                    os.write(2, NOTE)  # not print, which the signal may have interrupted
         # A second Ctrl-C. (Within AGAIN seconds it is still the first, which terminal and launcher may both send.)
         elif number == signal.SIGINT and time.monotonic() - since[0] > AGAIN:
             raise KeyboardInterrupt
@@ -78,10 +77,10 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def _handlers(handlers: dict) -> Iterator[None]:
-    """Inside, these handlers take signals; afterwards, the handlers from before.
+    """Let these handlers take their signals inside this block; afterwards the handlers from before take them again.
 
-    Nothing changes for signals that the shell or `nohup` switched off, and outside the main thread, which alone gets
-    signals.
+    Nothing changes for signals that the shell or `nohup` has switched off. Outside the main thread nothing changes at
+    all, because only the main thread gets signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

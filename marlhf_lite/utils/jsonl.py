@@ -26,7 +26,7 @@ def write_json(path: str | Path, obj: Any) -> None:
 
 
 def read_json(path: Path) -> dict:
-    """Read what `write_json` wrote of a dict. Raises `InputError` that names a damaged file."""
+    """Read a dict that `write_json` wrote. Raises `InputError`, which names the file, if it is damaged."""
     if (content := _parse(path.read_bytes())) is None:
         raise InputError(f"{path}: it is damaged: delete it, and give the command again")
     return content
@@ -54,11 +54,11 @@ def replaced_at_the_end(path: Path) -> Iterator[Path]:
 def folder_for_unfinished(path: Path) -> Path:
     """Return the folder, made if it is missing, in which a file or folder is written before it gets its own name.
 
-    In a folder that a command has locked, it is one subfolder there, on the same disk. A killed writer leaves its half
-    of a file in it, and the next command in that run removes that subfolder and nothing else (`RunLock`). Elsewhere it
-    is the folder in which `path` is.
+    If `path` is in a folder that a command has locked, it is one subfolder of that folder, on the same disk. A killed
+    writer leaves its half of a file in this subfolder, and the next command in that run removes the subfolder and
+    nothing else (`RunLock`). Otherwise it is the folder in which `path` is.
     """
-    # run / stage / checkpoints / update / file: nothing in a run lies deeper
+    # A run is at most four folders above: nothing is deeper in it than run / stage / checkpoints / update / file.
     for folder in list(path.absolute().parents)[:4]:
         if (folder / LOCK).exists():
             place = folder / UNFINISHED
@@ -69,7 +69,7 @@ def folder_for_unfinished(path: Path) -> Path:
 
 @contextmanager
 def named_fault(path: Path) -> Iterator[None]:
-    """Inside, an error of the disk names the file, which the operating system leaves out when a write fails."""
+    """Inside, an error of the disk gets the file's name, which the operating system leaves out if a write fails."""
     try:
         yield
     except OSError as error:
@@ -79,11 +79,11 @@ def named_fault(path: Path) -> Iterator[None]:
 
 
 def apply_umask(folder: Path) -> None:
-    """Give files of weights the mode of other new files, because a server that loads them may be another user's.
+    """Give the files of weights in a folder the mode of other new files.
 
-    safetensors writes them for their owner only.
+    safetensors writes them so that only their owner can read them, but a server that loads them may be another user's.
     """
-    os.umask(mask := os.umask(0))
+    os.umask(mask := os.umask(0))  # to read the umask is to set it: so it is set back at once
     for file in folder.rglob("*.safetensors"):
         file.chmod(0o666 & ~mask)
 
@@ -94,18 +94,19 @@ def append_lines(path: Path, rows: Iterable[Mapping]) -> None:
     A kill may cut the last line. The next append drops the cut line, so that new rows begin on a new line.
     Raises `InputError` for a value that JSON cannot hold, and `OSError` if the disk is full.
     """
-    # All lines are made before the first is written.
+    # All lines are made before the first is written, so a value that JSON cannot hold changes nothing in the file.
     lines = []
     for row in rows:
         text = json.dumps(to_jsonable(row, path.name), ensure_ascii=False)
         lines.append(_encode(text + "\n"))
-    with named_fault(path), open(path, "a+b") as file:  # closing writes, too
+    # `named_fault` is outside, because the disk may also fail when the file is closed, which writes what is left.
+    with named_fault(path), open(path, "a+b") as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(end - 1, 0))
         if end and file.read(1) != b"\n":  # the last line is cut, or lacks only its line break
             file.seek(0)
             last = file.read().rpartition(b"\n")[2]
-            if _parse(last) is None:
+            if _parse(last) is None:  # cut
                 file.truncate(end - len(last))
             else:
                 file.write(b"\n")
@@ -113,7 +114,7 @@ def append_lines(path: Path, rows: Iterable[Mapping]) -> None:
 
 
 def read_lines(path: Path) -> list[dict]:
-    """Read the objects of a JSON-lines file in order; none if there is no file. A cut last line is skipped.
+    """Return the objects of a JSON-lines file in order; none if there is no file. A cut last line is skipped.
 
     Raises `InputError` for any other broken line, with its file and number.
     """
@@ -134,12 +135,14 @@ def read_lines(path: Path) -> list[dict]:
 
 
 def to_jsonable(value: Any, name: str, allow_nan: bool = False) -> Any:
-    """Convert `value` to plain Python types. NaN and ±inf become None unless `allow_nan`.
+    """Return `value` in plain Python types: what comes back if it is written as JSON and read again.
 
-    Raises `InputError` that calls the value `name`, for a type that JSON does not have.
+    Tuples, tensors and arrays become lists, paths become strings, and so do the keys of dicts. NaN and ±inf become None
+    unless `allow_nan`. Raises `InputError`, which calls the value `name`, for a type that JSON does not have.
     """
 
     def plain(item: Any) -> Any:
+        """Return something that JSON has for an item of another type; `json.dumps` asks for it."""
         if isinstance(item, os.PathLike):
             return os.fspath(item)
         if hasattr(item, "tolist"):  # tensors, arrays and their scalars
@@ -149,7 +152,7 @@ def to_jsonable(value: Any, name: str, allow_nan: bool = False) -> Any:
             f"{name}: a value of type {kind}: give numbers, strings, lists or dicts of them"
         )
 
-    # Python writes NaN and ±inf as words that JSON does not have, and reads them by `parse_constant`.
+    # Python writes NaN and ±inf as words that strict JSON lacks. Reading, it gives these words to `parse_constant`.
     text = json.dumps(value, default=plain)
     if allow_nan:
         return json.loads(text)
@@ -157,7 +160,7 @@ def to_jsonable(value: Any, name: str, allow_nan: bool = False) -> Any:
 
 
 def _parse(text: bytes) -> dict | None:
-    """Return the JSON object that a text is; None for any other text."""
+    """Return the dict that a text says in JSON; None if it says anything else, or is no JSON."""
     try:
         row = json.loads(text)
     except ValueError:
@@ -166,5 +169,6 @@ def _parse(text: bytes) -> dict | None:
 
 
 def _encode(text: str) -> bytes:
-    # A model may emit half of a surrogate pair. UTF-8 has no bytes for it, but its JSON escape comes back as the same.
+    # A model may emit half of a surrogate pair, for which UTF-8 has no bytes. It is written as an escape such as
+    # \ud83d, which is valid in JSON and is read as the same half.
     return text.encode("utf-8", errors="backslashreplace")

@@ -6,7 +6,7 @@ from importlib import metadata
 
 from marlhf_lite.utils.errors import InputError
 
-# Category, module that the warning names, message. An entry goes when the package has fixed it.
+# Category, module that the warning names, message. Delete an entry when its package no longer warns.
 WARNINGS = [
     # peft and TRL still use the old names
     (FutureWarning, r"(peft|transformers|trl)\.", r"`(is_)?gradient_checkpointing"),

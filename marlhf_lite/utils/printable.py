@@ -28,7 +28,7 @@ class _Stream:
 class PrintableStream(_Stream):
     """A text stream that writes only printable text, and to nowhere once its reader, such as `head`, has ended.
 
-    Else an error would end the training of hours after `marlhf run | head`.
+    Otherwise an error would end hours of training when `head` ends in `marlhf run | head`.
     """
 
     def write(self, text: str) -> int:

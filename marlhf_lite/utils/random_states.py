@@ -10,8 +10,8 @@ def random_states() -> tuple:
     """Return the states of the generators of torch, GPU, Python and numpy: sampling, training and rewards may draw."""
     cuda = []
     if torch.cuda.is_available():
-        cuda = [torch.cuda.get_rng_state()]
-    # as a list, because checkpoints hold no arrays of numpy
+        cuda = [torch.cuda.get_rng_state()]  # of this process's GPU
+    # numpy's keys as a list, because checkpoints hold no arrays of numpy
     kind, keys, *rest = numpy.random.get_state()
     of_numpy = (kind, keys.tolist(), *rest)
     return torch.get_rng_state(), cuda, random.getstate(), of_numpy

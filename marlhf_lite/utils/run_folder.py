@@ -51,7 +51,7 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def split_paths(text: str) -> list[str]:
-    """Return comma-separated paths, also `name=path`; a path holds no comma."""
+    """Return the paths, or entries `name=path`, that commas separate in a text; a path holds no comma."""
     return [path.strip() for path in text.split(",") if path.strip()]
 
 
@@ -61,13 +61,14 @@ class RunLock(ExitStack):
     The operating system frees the lock when this process ends, even if it is killed.
     """
 
-    taken = False  # by this lock
+    taken = False  # whether this object has locked a folder
 
     def take(self, path: Path) -> None:
-        """Lock this folder, make it if it is missing, and remove what killed writers left in it if it is a run.
+        """Lock a folder, which is made if it is missing. If it is a run, remove what killed writers have left in it.
 
-        On a disk without locks a note says so. Raises `InputError` if another process has locked it, if it cannot be
-        locked, as with a lock of another user or a link in its place, and for a link in a run that leads out of it.
+        On a disk without locks a note is printed, and nothing is locked. Raises `InputError` if another process has
+        locked the folder, if it cannot be locked, as with a lock of another user or a link in its place, and for a link
+        in a run that leads out of it.
         """
         if self.taken:
             return
@@ -79,6 +80,7 @@ class RunLock(ExitStack):
             print(f"note: {path}: this disk has no locks: start one command at a time in it")
             return
         self.taken = True
+        # At the end of the `with` block these are called in reverse order: the lock is freed last.
         self.callback(lock.release)
         self.callback(_remove_if_empty, path / UNFINISHED)
         if is_run(path):
@@ -86,10 +88,13 @@ class RunLock(ExitStack):
 
 
 def _locked(file: Path) -> filelock.BaseFileLock | None:
-    """Return the lock of this file, taken; None on a disk without locks. Raises `InputError`."""
+    """Take the lock of this file and return it; return None on a disk without locks.
+
+    Raises `InputError` if another process has the lock, or if the file cannot be locked.
+    """
     lock = filelock.FileLock(file)
     try:
-        # of a disk without locks: the caller says so
+        # filelock warns of a disk without locks. The caller prints a note instead.
         with warnings.catch_warnings(action="ignore"):
             lock.acquire(timeout=0)
     except filelock.Timeout:
@@ -97,14 +102,14 @@ def _locked(file: Path) -> filelock.BaseFileLock | None:
         raise InputError(
             f"{file.parent}: {what} (if no machine runs one, delete {file.name} there)"
         ) from None
-    except NotImplementedError:  # filelock 3 for ENOSYS
+    except NotImplementedError:  # how filelock 3 says ENOSYS: the system has no locks
         return None
     except OSError as error:
         if error.errno in NO_LOCKS:
             return None
         what = f"cannot be locked ({error.strerror}): delete it, or choose another folder"
         raise InputError(f"{file}: {what}") from None
-    # filelock 4 for ENOSYS: a mere file, which would stay after a kill
+    # For ENOSYS filelock 4 takes a mere file for a lock, which would stay if this process is killed.
     if isinstance(lock, filelock.SoftFileLock):
         lock.release()
         return None
@@ -114,8 +119,8 @@ def _locked(file: Path) -> filelock.BaseFileLock | None:
 def _check_no_link_leads_out(run: Path) -> None:
     """Raise `InputError` for a link inside a run that leads out of it.
 
-    A command writes its logs and replaces folders in a run. Through a link, in a run that somebody else gave away, it
-    would shorten files and delete folders of the user.
+    A command writes its logs and replaces folders in a run. If the run came from somebody else and had such a link, the
+    command would shorten files and delete folders of the user that are not in the run.
     """
     inside = run.resolve()
     for place in run.rglob("*"):  # which does not follow links
@@ -169,13 +174,16 @@ class RunFolder:
 
     @property
     def is_evaluation(self) -> bool:
-        """Whether `marlhf evaluate` made it. Runs of version 1.0 have no `command`: only evaluations have policies."""
+        """Whether `marlhf evaluate` made this run.
+
+        Runs of version 1.0 have no `command`. Of these, evaluations are the ones with an option `policies`.
+        """
         command = self.manifest["command"]
         return command == "evaluate" or (not command and "policies" in self.config)
 
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":
-        """Open an existing run, if need be without config.yaml, because the manifest has the options.
+        """Open an existing run. Its config.yaml may be missing, because the manifest has the options.
 
         Raises `InputError` if the run or its manifest is missing or damaged, or if config.yaml was edited.
         """
@@ -194,7 +202,7 @@ class RunFolder:
         """Write manifest and config.yaml again with these values; `versions` stay those of the start."""
         plain = to_jsonable(dict(changes), "config", allow_nan=True)
         self.config |= plain
-        # config.yaml is missing in between, so that a kill leaves no two files that differ.
+        # The old config.yaml goes first, so that a kill in between leaves no two files that differ.
         (self.path / CONFIG).unlink(missing_ok=True)
         manifest = self.manifest | {"options": self.config}
         write_atomically(self.path / MANIFEST, json.dumps(manifest, indent=1).encode())
@@ -222,12 +230,12 @@ class RunFolder:
         return read_lines(self.path / TESTS)
 
     def position(self) -> dict[str, int]:
-        """Return the size of each log in bytes, which a checkpoint stores."""
-        sizes = {}
+        """Return the place at which each log ends now: its size in bytes, which a checkpoint stores."""
+        position = {}
         for name in (METRICS, SAMPLES, TESTS):
             log = self.path / name
-            sizes[name] = log.stat().st_size if log.exists() else 0
-        return sizes
+            position[name] = log.stat().st_size if log.exists() else 0
+        return position
 
     def truncate_logs(self, position: Mapping[str, int]) -> None:
         """Cut the logs back to an earlier `position`, which `check_logs` accepts, before a run resumes from there."""
@@ -248,7 +256,7 @@ def _check_copy_of_options(file: Path, options: Mapping) -> None:
     """Raise `InputError` if config.yaml, a copy of a run's options for readers, says something else."""
     shown = read_yaml(file)
     for name in {**options, **shown}:
-        # as text, because NaN is not equal to itself, and True is equal to 1
+        # Compared as text, because NaN is not equal to itself, and True is equal to 1.
         if repr(options.get(name)) != repr(shown.get(name)):
             found = shown.get(name, "missing")
             what = f"{name} is {found}, but the run has {options.get(name)}"
@@ -272,7 +280,7 @@ def check_writable(option: str, path: Path) -> None:
         reason = f"{nearest} is a file"
         raise InputError(f"{option} {path}: cannot be made ({reason}): choose another name")
     try:
-        # rights do not tell, as for the administrator and in /proc
+        # A file is made as a test, because rights do not tell: an administrator has all of them, even in /proc.
         tempfile.TemporaryFile(dir=nearest).close()
     except OSError as error:
         reason = f"nothing can be written in {nearest}"
@@ -286,7 +294,10 @@ def is_run(path: Path) -> bool:
 
 
 def _read_manifest(path: Path) -> dict:
-    """Return the manifest of a run; empty if it is missing or another project's. Raises `InputError` if damaged."""
+    """Return the manifest of a run. It is empty if the file is missing or another project's.
+
+    Raises `InputError` if the manifest is damaged.
+    """
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
@@ -334,9 +345,9 @@ def _has_types_of_a_manifest(manifest: dict) -> bool:
 
 @contextmanager
 def vanished_run_named(path: Path) -> Iterator[None]:
-    """Inside, an error becomes one line if the run at `path` has gone meanwhile, whatever missed it first.
+    """Make any error in this block an `InputError` that says so if the run at `path` is no longer there.
 
-    Somebody deleted or moved its folder, or its disk is no longer there.
+    Somebody may have deleted or moved its folder, or its disk may be gone. What fails first then is a matter of chance.
     """
     try:
         yield
@@ -348,8 +359,8 @@ def vanished_run_named(path: Path) -> Iterator[None]:
 
 
 def run_of(folder: Path) -> Path | None:
-    """Return the run that a folder is, or whose stage or policy it holds; None if there is none."""
-    for place in (folder, *folder.parents[:2]):
+    """Return the run that a folder is, or in which it is the folder of a stage or a policy; None if there is none."""
+    for place in (folder, *folder.parents[:2]):  # at most run / stage / policy
         if is_run(place):
             return place
     return None
@@ -362,7 +373,7 @@ def read_yaml(path: Path, source: str = "") -> dict:
         values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
         raise InputError(f"{source}: cannot be read ({error.strerror}): check the path") from None
-    # PyYAML lets errors of Python through, as for a date in month 13, and for lists that lie 1,000 deep
+    # PyYAML lets errors of Python through: ValueError for a date in month 13, RecursionError for lists 1,000 deep.
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{source}: not YAML in UTF-8: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
@@ -380,6 +391,7 @@ def environment() -> dict:
     """
     import torch  # here, because reading run folders needs no torch
 
+    # None unless git tracks this very file, as it does in a checkout.
     is_in_git = _git("ls-files", "--error-unmatch", Path(__file__).name)
     commit = _git("rev-parse", "HEAD") if is_in_git else None
     is_dirty = None
@@ -404,7 +416,10 @@ def environment() -> dict:
 
 
 def _processor() -> str:
-    """Return the processor's model: a different one sums in a different order, and a stored run cannot be repeated."""
+    """Return the processor's model. Another model may sum in another order, so a stored run could not be repeated.
+
+    On Linux /proc/cpuinfo tells more than Python does: family, model and stepping.
+    """
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

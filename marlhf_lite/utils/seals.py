@@ -21,17 +21,19 @@ from marlhf_lite.utils.shard_names import METADATA
 
 SEAL = "hashes.json"
 NO_PART_OF_A_MODEL = (SEAL, "README.md", "log.json", "accuracy.json")
-# how to go on without a checkpoint
+# How to continue without a damaged checkpoint.
 DELETE_IT = "delete it, and --resume takes the one before, if there is one"
-# of a larger file the first block is hashed, and BLOCKS evenly spread ones
+# In bytes. Of a file larger than LARGE, the first block is hashed and BLOCKS others, evenly spread.
 LARGE, BLOCK, BLOCKS = 2 * 2**30, 2**20, 64
-_MARK = b"\nsha256 "  # and 64 digits end a sealed file; torch reads such a file as one without them
+# A sealed file ends with this mark and the 64 digits of a hash; torch reads it like a file without them.
+_MARK = b"\nsha256 "
 
 
 def file_hash(path: Path) -> str:
-    """Return the SHA-256 of a file, once a process for each path, size and time of change.
+    """Return the SHA-256 of a file. In one process it is computed once for each path, size and time of change.
 
-    A file beyond 2 GB counts by its size and its blocks, so that 54 GB of weights, or of shards, cost a second.
+    Of a file larger than LARGE only the size and some blocks count, so that 54 GB of weights, or of shards, take one
+    second.
     """
     stat = path.stat()
     return _file_hash(path.absolute(), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
@@ -39,9 +41,10 @@ def file_hash(path: Path) -> str:
 
 @cache
 def _file_hash(path: Path, size: int, changed: int, moved: int) -> str:
-    """Return the hash of a file's content; of a large one that of its size and of blocks spread over it.
+    """Return the hash of a file's content. Of a large file it is the hash of its size and of blocks spread over it.
 
-    `changed` and `moved` are times of the file: with `size` they are the key under which a hash is kept in memory.
+    `changed` and `moved` are times of the file. They are not read here: with `path` and `size` they are the key under
+    which `cache` keeps the hash, so a file that has changed is hashed again.
     """
     with open(path, "rb") as file:
         if size <= LARGE:
@@ -57,10 +60,11 @@ def _file_hash(path: Path, size: int, changed: int, moved: int) -> str:
 
 
 def files_that_count(folder: Path) -> list[str]:
-    """Return the names of all files of a saved model, of which anything may be read: sorted, relative to its folder.
+    """Return the names of all files that may be read with a saved model: sorted, relative to its folder.
 
-    What no model reads does not count: the seal, a page about the model, the records of its stage, and hidden files,
-    which systems and git leave behind; but one of the hidden names is torch's, in a checkpoint of several processes.
+    Files that no model reads do not count: the seal, a page about the model, the records of its stage, and hidden
+    files, which systems and git leave behind. But one hidden file counts, which torch writes and reads in a checkpoint
+    of several processes.
     """
     names = []
     for file in folder.rglob("*"):
@@ -72,7 +76,7 @@ def files_that_count(folder: Path) -> list[str]:
 
 
 def seal(path: Path) -> None:
-    """Seal a file, or everything in a folder, after all of it is on the disk."""
+    """Write the seal of a file, or of everything in a folder, after all of it is on the disk."""
     if path.is_dir():
         hashes = {}
         for name in files_that_count(path):
@@ -92,12 +96,13 @@ def seal(path: Path) -> None:
 @contextmanager
 def atomic_folder(final: Path) -> Iterator[Path]:
     """Give a folder to write to. If the block ends well, it is sealed and replaces `final`; else `final` stays."""
-    final = final.resolve()  # of a link, the folder that it leads to
+    final = final.resolve()  # if it is a link, the folder that it leads to
     final.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(
         prefix=f".{final.name}.", suffix=".tmp", dir=folder_for_unfinished(final)
     ) as temporary:
-        place = Path(temporary) / final.name  # it gets the mode of other new folders
+        # Inside the temporary folder, which only its owner can read. The block makes this one, with the usual mode.
+        place = Path(temporary) / final.name
         yield place
         apply_umask(place)
         seal(place)
@@ -106,9 +111,9 @@ def atomic_folder(final: Path) -> Iterator[Path]:
 
 
 def broken(path: Path) -> str:
-    """Return what of a sealed file or folder is missing, was added or has changed.
+    """Return the name of a file that does not agree with the seal: it is missing, was added or has changed.
 
-    Empty if nothing is, and for a folder without a seal, which comes from elsewhere.
+    The name is empty if all is as it was sealed, and for a folder without a seal, which comes from elsewhere.
     """
     if path.is_dir():
         return _broken_in_folder(path)
@@ -121,7 +126,7 @@ def broken(path: Path) -> str:
 
 
 def _broken_in_folder(folder: Path) -> str:
-    """Return the first file of a folder that is not as its seal says, or the seal itself if it is damaged, else ""."""
+    """Return the first file that is not as the seal of a folder says, or the seal itself if it is damaged; else ""."""
     try:
         hashes = json.loads((folder / SEAL).read_bytes())
         for name, right in hashes.items():
@@ -144,7 +149,10 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def check_seal(folder: Path) -> None:
-    """Raise `InputError` if a saved model has changed since it was saved; other names are models of the hub."""
+    """Raise `InputError` if a saved model has changed since it was saved.
+
+    If `folder` is the name of a model on the hub, there is no such folder, and nothing is checked.
+    """
     if folder.is_dir() and (name := broken(folder)):
         fix = f"train it again, or delete {SEAL} there to take it as it is"
         raise InputError(f"{folder}: {name} is not as it was saved: {fix}")

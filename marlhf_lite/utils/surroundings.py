@@ -23,7 +23,7 @@ def prepare_surroundings() -> None:
 
 def _has_backend(name: str) -> bool:
     """Return whether matplotlib takes this way to draw."""
-    # matplotlib fails half-way through its import if the variable has a value that it does not take
+    # The variable is away during the import, because matplotlib's import fails half-way for a value it does not take.
     del os.environ["MPLBACKEND"]
     from matplotlib.rcsetup import validate_backend
 
@@ -36,7 +36,7 @@ def _has_backend(name: str) -> bool:
 
 
 def check_encoding(words: list[str]) -> None:
-    """Raise `InputError` for a word, or a current folder, that Python could not read as text.
+    """Raise `InputError` for a word of the command, or a current folder, whose bytes Python could not read as text.
 
     Python then keeps the bytes as halves of surrogate pairs, and the libraries that save weights and tokenizers fail.
     """

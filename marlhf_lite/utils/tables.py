@@ -36,21 +36,21 @@ def number(value: float | None, form: str = ".2f") -> str:
     if value is None or math.isnan(value):
         return "-"
     sign = "+" if form.startswith("+") else ""
-    return format(value, f"{sign}z{form.removeprefix('+')}")
+    return format(value, f"{sign}z{form.removeprefix('+')}")  # z: no −0
 
 
 def interval(value: Mapping, form: str = ".2f", beside: float = 0) -> str:
-    """Return mean [low, high] as text, with more digits than `form` if the ends need them to show width and side.
+    """Return mean [low, high] as text, with more digits than `form` if they are needed to show width and sides.
 
-    `beside` is the value whose side matters: 0 for a difference and 1 for a ratio. Equal values, a single value and
-    undefined ones (NaN) get the mean without an interval.
+    The digits show that the interval has a width, and on which side of `beside` each end is: 0 for a difference and 1
+    for a ratio. If the interval has no width or is undefined (None or NaN), the text is the mean alone.
     """
     mean = value["mean"]
     low = value["low"]
     high = value["high"]
     if low is None or not low < high:
         return number(mean, form)
-    # The smallest distance that must not be rounded away: of an end to `beside`, or a quarter of the width.
+    # The smallest distance that must not be rounded away: from an end to `beside`, or a quarter of the width.
     distances = [abs(low - beside), abs(high - beside), (high - low) / 4]
     smallest = min(distance for distance in distances if distance)
     if form.endswith("%"):

@@ -15,7 +15,6 @@ import psutil
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # a user's own choice
 
 
-# Read when this is imported, before `marlhf` sets them for libraries that read them once.
 def threads_of_user() -> int | None:
     """Return the number of threads that the user has set; None if he has set none."""
     for name in VARIABLES:
@@ -25,6 +24,7 @@ def threads_of_user() -> int | None:
     return None
 
 
+# Looked up when this is imported, before `marlhf` itself sets the variables for libraries that read them once.
 GIVEN = threads_of_user()
 INTERVAL = 0.25  # seconds: the shortest time over which a load can be measured
 
@@ -48,5 +48,6 @@ def choose_threads() -> int:
     loads_of_others = sum(loads) - ours  # in percent of one core
     # A core is busy if others use more than half of it.
     free = math.floor(len(loads) - loads_of_others / 100 + 0.5)
-    physical = psutil.cpu_count(logical=False) or len(loads)  # two threads of one core count once
+    # A core that runs two threads at once is listed twice in `loads`, and counts once.
+    physical = psutil.cpu_count(logical=False) or len(loads)
     return max(1, min(free, physical))

@@ -19,9 +19,9 @@ def is_user_code(name: str) -> bool:
 
 
 def import_user_code(option: str, name: str, known: str) -> Any:
-    """Return the function or class that `package.module:name` names; the current folder counts, too.
+    """Return the function or class that `package.module:name` names; modules of the current folder are found, too.
 
-    Raises `InputError` if there is none; `known` are the other names that the option takes.
+    Raises `InputError` if there is none. `known` says in the message which other values the option takes.
     """
     fix = f"give {known}, or package.module:name"
     module, _, attribute = name.partition(":")
@@ -52,6 +52,7 @@ def _check_not_hidden(option: str, name: str, package: str) -> None:
     own = next((file for file in own_files if os.path.exists(file)), None)
     if own is None:
         return
+    # The file of the module that an import gives: of the imported one, else of the one that Python would find.
     module = sys.modules.get(package)
     place = getattr(module, "__file__", None)
     if module is None:
@@ -66,7 +67,10 @@ def _check_not_hidden(option: str, name: str, package: str) -> None:
 
 
 def _is_of_python_or_a_library(place: str | None) -> bool:
-    """Whether a module's file belongs to Python or to an installed package; modules without a file are Python's own."""
+    """Return whether a module's file belongs to Python or to an installed package.
+
+    A module without a file, `place` None or a word, is built into Python.
+    """
     if place is None or not os.path.isabs(place):  # such as "built-in" and "frozen"
         return True
     paths = sysconfig.get_paths()
@@ -79,7 +83,8 @@ def _is_of_python_or_a_library(place: str | None) -> bool:
 def named_errors(option: str, name: str) -> Iterator[None]:
     """Make errors of the user's code in this block an `InputError` that names the option and the line of that code.
 
-    An error because memory ended stays unchanged: the run continues with less. Nothing happens without a name.
+    If memory has ended, the error stays unchanged, so that the run continues with less. If `name` is empty, the code is
+    not a user's, and all errors stay unchanged.
     """
     try:
         yield
@@ -100,7 +105,7 @@ def named_errors(option: str, name: str) -> Iterator[None]:
 
 
 def line_of(name: str, error: BaseException) -> str:
-    """Return where in the module of `name` the error came from; empty if it came from elsewhere."""
+    """Return the line in the module of `name` from which an error came, as text; empty if it came from elsewhere."""
     module = sys.modules.get(name.partition(":")[0])
     file = getattr(module, "__file__", None)
     place = ""
