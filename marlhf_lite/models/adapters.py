@@ -58,7 +58,7 @@ def resolve_adapter_dir(option: str, folder: str) -> Path:
             return with_weights[0]
 
     fix = f"give a folder that `marlhf {command}` wrote"
-    # The trainers of SFT and reward model write such checkpoints until they have ended.
+    # While they run, the trainers of SFT and reward model write such checkpoints, and the weights only at their end.
     checkpoints = sorted(root.glob(f"{places_in_a_run[0]}/checkpoint-*"), key=os.path.getmtime)
     # PEFT writes an adapter that has another name than `default` into a folder of that name. But subfolders with these
     # three names are stages of a run, which other options take.

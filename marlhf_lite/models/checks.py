@@ -57,7 +57,7 @@ def check_vocabulary(base: PreTrainedModel, model: str, tokenizer, ids: Iterable
     """
     count = base.get_input_embeddings().weight.shape[0]
     last = max((tokenizer.eos_token_id, tokenizer.pad_token_id, *ids))
-    if last >= count:
+    if last >= count:  # embeddings are numbered from 0
         token = tokenizer.convert_ids_to_tokens(last)
         fix = "call its resize_token_embeddings(len(tokenizer)), and save it"
         raise InputError(

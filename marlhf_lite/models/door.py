@@ -266,8 +266,8 @@ def _note_once(text: str) -> None:
 def _errors_of_reading(source: str, place: str | Path | None = None) -> Iterator[None]:
     """A context: an error of loading a model, an adapter or a tokenizer becomes one line that begins with `source`.
 
-    `place` is what is read. If it is a local folder, its name is right and its files are at fault, so the line advises
-    otherwise. An `InputError` from inside passes as it is.
+    `place` is what is read. If it is a local folder, its name is right, so the fix in the line is about its files. An
+    `InputError` from inside passes as it is.
     """
     try:
         yield
@@ -301,7 +301,8 @@ def read_adapter_config(folder: str | Path) -> peft.PeftConfig:
     """
     check_seal(Path(folder))  # raises if a file has changed since this library wrote the folder
     fix = 'give an adapter on layers, such as LoRA with bias="none"'
-    # Looked at before PEFT reads the config: its own check of such settings asks for what only those who train have.
+    # When PEFT reads a config with such a start, it asks for what only those who trained it have. So look at the start
+    # before that.
     start = _json_of(Path(folder) / "adapter_config.json").get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(STARTS_THAT_EDIT_THE_BASE):
         what = f"its adapter was made by {start}, which changes weights of the base, and models share them"

@@ -343,7 +343,7 @@ def check_can_be_loaded(base: PreTrainedModel, folder: Path, gives_scores: bool)
         ensure_classifier(base)  # so that transformers finds a class for every family
         kind = transformers.AutoModelForSequenceClassification
     check_seal(folder)
-    read_model(str(folder), kind, folder, device_map="meta")
+    read_model(str(folder), kind, folder, device_map="meta")  # names and shapes only
 
 
 def check_base_is_whole(options: ModelConfig) -> None:
@@ -389,7 +389,7 @@ def _join_shards(folder: Path) -> dict[str, torch.Tensor]:
     """
     subfolder = "" if (folder / METADATA).is_file() else TRAINER_SHARDS
     place = folder / subfolder
-    prefix = SHARDS[subfolder]
+    prefix = SHARDS[subfolder]  # how the names of the model's weights begin there
     try:
         # The metadata say which tensors there are. `read_shards` fills empty tensors of the same shapes.
         whole = {}

@@ -25,7 +25,7 @@ def with_less_memory(
     share: int = 0,
     start_over: Callable[[], None] = lambda: None,
 ) -> tuple[Result, int]:
-    """Return `work(size)` and the size with which it was done. Each time that memory ends, it is tried with half of it.
+    """Return `work(size)` and the size with which it was done; each time that memory ends, half the size is tried.
 
     Args:
         work: gets the number of rows that go through a model at a time, on which its result must not depend.
@@ -41,7 +41,7 @@ def with_less_memory(
         try:
             return work(size), size
         except RuntimeError as error:
-            if not should_reduce_batch_size(error):
+            if not should_reduce_batch_size(error):  # another error than that memory ended
                 raise
             # Memory may have ended between two passes of a step, while this is False. All trainers share the state.
             GradientState().sync_gradients = True

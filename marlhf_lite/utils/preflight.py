@@ -21,7 +21,7 @@ class ProblemList:
         """Put an `InputError` of the block on the list, so that the next step finds the next problem.
 
         A block that needs a missing part ends without a problem: the user is told what is wrong, not what follows from
-        it. Of two steps that meet the same problem, one is on the list.
+        it. If two steps meet the same problem, it is on the list once.
         """
         try:
             yield

@@ -318,9 +318,9 @@ def _damaged_manifest(path: Path) -> InputError:
 
 
 def _has_types_of_a_manifest(manifest: dict) -> bool:
-    """Return whether what a file has under the names of a manifest is of the types that a run writes.
+    """Return whether the values in a manifest have the types that a run writes.
 
-    Later steps rely on them. A manifest that was edited, or made to harm, may hold anything.
+    Later steps rely on these types, and a manifest that was edited, or made to harm, may hold anything.
     """
     for name, kind in KEYS_OF_A_MANIFEST.items():
         if not isinstance(manifest[name], kind):
@@ -432,7 +432,7 @@ def _processor() -> str:
     words = []
     for name in ("model name", "cpu family", "model", "stepping"):
         if name in facts:
-            words.append(f"{name} {facts[name]}".removeprefix("model name "))
+            words.append(f"{name} {facts[name]}".removeprefix("model name "))  # it needs no label
     return ", ".join(words)
 
 

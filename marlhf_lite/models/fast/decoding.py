@@ -84,7 +84,7 @@ class Decoder:
         self.position = mask.long().sum(1, keepdim=True)
         # Which responses have not ended [B].
         self.going = torch.ones(rows, dtype=torch.bool, device=device)
-        # Whether all probabilities so far were finite. To ask after each step would make the GPU wait.
+        # Whether all probabilities so far were finite. If the CPU asked after each step, it would wait for the GPU.
         self.finite = torch.ones((), dtype=torch.bool, device=device)
 
         output = model(

@@ -73,6 +73,7 @@ def last_states(
     no_row_has_moved = latest_start == 0 and longest == width
     if no_row_has_moved:
         return states
+    # Where in `states` each kept column of each row is now. Beyond the end there is only padding.
     read = (columns[-kept:] - starts[:, None] - first_read).clamp(max=states.shape[1] - 1)
     return states.gather(1, read[..., None].expand(-1, -1, states.shape[-1]))
 

@@ -19,6 +19,7 @@ class _MergedLinear(torch.autograd.Function):
     def forward(
         ctx, x: Tensor, weight: Tensor, bias: Tensor | None, A: Tensor, B: Tensor, scale: float
     ) -> Tensor:
+        """Return y [.., out] for x [.., in], with `weight` [out, in], A [rank, in] and B [out, rank]."""
         ctx.save_for_backward(x, weight, A, B)
         ctx.scale = scale
         return nn.functional.linear(x, torch.addmm(weight, B, A, alpha=scale), bias)
@@ -57,6 +58,7 @@ class _AddedLinear(torch.autograd.Function):
     def forward(
         ctx, x: Tensor, weight: Tensor, bias: Tensor | None, A: Tensor, B: Tensor, scale: float
     ) -> Tensor:
+        """Return y [.., out] for x [.., in], with `weight` [out, in], A [rank, in] and B [out, rank]."""
         low_A = A.to(x.dtype)
         low_B = B.to(x.dtype)
         y = nn.functional.linear(x, weight, bias)
