@@ -6,7 +6,7 @@ import torch
 
 from marlhf_lite.training.objective import Objective
 
-# Two better baselines for PPO with a longer lambda. A baseline may be anything that was known before the token was
+# Two better baselines for PPO with a larger lambda. A baseline may be anything that was known before the token was
 # sampled: the expected gradient stays the same, and only its noise changes. The mean of V over a macro action, which
 # MA-PPO subtracts, was not known before all tokens of the action but its first.
 

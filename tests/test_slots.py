@@ -251,6 +251,11 @@ class Terms(Objective):
         return outputs.values, {}
 
 
+class PlainNumber(Objective):
+    def value_loss(self, batch, outputs, old, count):
+        return 0.5, {}
+
+
 class Uncounted(Objective):
     def policy_loss(self, batch, outputs, old, count):
         return outputs.logprobs.sum() / count, {"clip_fraction": torch.tensor(0.5)}
@@ -408,6 +413,7 @@ def test_the_command_line_names_the_option_before_anything_is_loaded(folder, sft
         ("objective", "NaN", ["advantages", "of the first update are not finite"]),
         ("objective", "Log", ["policy_loss of the first update are not finite"]),
         ("objective", "Terms", ["value_loss: return a tensor of one number"]),
+        ("objective", "PlainNumber", ["value_loss: return a tensor of one number"]),
         ("objective", "Uncounted", ["policy_loss: stats with clip_fraction, but no count"]),
         ("objective", "Bonus", ["outputs.entropy", "no gradient", "detach()"]),
         ("objective", "NoStats", ["value_loss: ", "dict"]),

@@ -297,7 +297,7 @@ def _critics() -> dict[str, str]:
 
 
 def _trained_critic() -> dict[str, str]:
-    """What a longer λ and macro actions do with a critic that was trained first, and arithmetic's critic at the end."""
+    """What a larger λ and macro actions do with a critic that was trained first, and arithmetic's critic at the end."""
     texts = {}
     for name, study, method in NEVER:
         runs = by_method(stored_results(study))[method].values()

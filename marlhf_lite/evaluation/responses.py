@@ -368,14 +368,14 @@ def evaluate_checkpoints(
     rows = pd.concat(tables, ignore_index=True)
 
     # 3. Leave out scores of earlier evaluations that nobody asks for now.
-    left_out = set(score_columns(rows)) - {"rm_score", *columns_of_code}
+    not_asked_for = set(score_columns(rows)) - {"rm_score", *columns_of_code}
     if not scorers.reference:
-        left_out |= {*KLS, "reference"}
+        not_asked_for |= {*KLS, "reference"}
     if not scorers.rm:
-        left_out |= {"rm_score", "rm"}
-    if not marks.get("reward"):
-        left_out.add("reward")
-    return rows.drop(columns=[name for name in rows if name in left_out])
+        not_asked_for |= {"rm_score", "rm"}
+    if not marks.get("reward"):  # the mark of the code that gave scores
+        not_asked_for.add("reward")
+    return rows.drop(columns=[name for name in rows if name in not_asked_for])
 
 
 def _fill(

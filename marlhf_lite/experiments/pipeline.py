@@ -499,7 +499,7 @@ def _train_baseline(
     logger.history = run.metrics()  # the updates before the checkpoint
     held_out = _held_out_of_baseline(context, trainer, sft, reward)
 
-    # 3. Train and save.
+    # 3. Train and save. If a signal has stopped the training, the block ends with `Stopped`, and the stage is not done.
     with graceful_stop() as asked_to_stop, nonfinite_probabilities_refused():
         recorder = Recorder(
             logger,
@@ -509,10 +509,11 @@ def _train_baseline(
             every=options.eval_every,
             saves=options.checkpoint_every > 0,
         )
-        weights = train_recorded(trainer, recorder, checkpoint)
+        # None, unless FSDP2 shards the weights.
+        whole_weights = train_recorded(trainer, recorder, checkpoint)
         if PartialState().is_main_process:
             with atomic_folder(run.path / "policy") as place:
-                save_trained(trainer.model, context.tokenizer, place, weights)
+                save_trained(trainer.model, context.tokenizer, place, whole_weights)
                 write_update_of_weights(place, trainer.state.global_step)
     write_model_card(run.path / "policy", name.upper(), asdict(options))
     return _mark_done(run.path, options)

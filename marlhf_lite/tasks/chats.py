@@ -234,10 +234,11 @@ class Chat:
             raise BadRow("bad_chat", f"the chat template: {one_line(error)}") from None
 
     def _first_difference(self, prompt: str, whole: str) -> int:
-        """Return how many characters of the prompt come before its first token that is another one in `whole`.
+        """Return up to which character the prompt has the same tokens as `whole`, the prompt with an answer.
 
         If no token differs, that is the length of the prompt.
         """
+        # The usual case: the text of the answer follows that of the prompt.
         if whole.startswith(prompt):
             return len(prompt)
         as_tokens = {"add_special_tokens": False, "split_special_tokens": False}

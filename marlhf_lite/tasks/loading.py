@@ -235,8 +235,9 @@ def _unused_names(rows: Iterable[dict], form: Form, is_written_by_chat: bool) ->
 def _count_rows_with_thoughts(rows: Iterable[dict], form: Form) -> int:
     """Return how many rows have a thought in a separate key, beside a message's content.
 
-    Only a chat template would write such a thought. The count is 0 for data of `datasets`, which are not searched
-    because they may be larger than the memory, and for the paper's data sets, which have no messages.
+    A note needs this count if messages are written as transcripts, because only a chat template writes such a thought
+    into the text. The count is 0 for the paper's data sets, which have no messages (`has_fixed_prompts`), and for data
+    of `datasets` (no list), which are not searched because they may be larger than the memory.
     """
     if form.has_fixed_prompts or not isinstance(rows, list):
         return 0

@@ -264,7 +264,10 @@ def _checked_loss(name: str, returned: LossAndStats) -> LossAndStats:
     number, too.
     """
     is_pair = isinstance(returned, tuple) and len(returned) == 2
-    if not is_pair or not isinstance(returned[1], dict) or returned[0].dim():
+    is_loss_and_stats = (
+        is_pair and isinstance(returned[0], torch.Tensor) and isinstance(returned[1], dict)
+    )
+    if not is_loss_and_stats or returned[0].dim():
         raise InputError(
             f"{name}: return a tensor of one number, and a dict of stats, which may be empty"
         )

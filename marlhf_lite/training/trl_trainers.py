@@ -108,8 +108,8 @@ def with_fewer_rows(
     """Return `attempt(options)`; each time that memory ends, attempt it again with half as many rows per pass.
 
     `option` is the name of the option that holds the rows per pass, and `start_over` takes back what the unfinished
-    attempt left. `rows_per_step` are the rows of an optimizer step in all processes together: the rows of each pass
-    must divide a process's share of them. Raises as `with_less_memory`.
+    attempt left. `rows_per_step` are the rows of an optimizer step in all processes together. Each process has an equal
+    share of them, and the rows per pass must divide this share. Raises as `with_less_memory`.
     """
     processes = PartialState().num_processes
     rows_of_process = rows_per_step // processes
@@ -125,7 +125,8 @@ def with_fewer_rows(
         attempt_with,
         most_rows,
         f"--{option} {{}}",
-        no_process_waits=processes == 1,  # several wait for each other in every step
+        # Several processes wait for each other in every step, so none of them can start over alone.
+        no_process_waits=processes == 1,
         share=rows_of_process,
         start_over=start_over,
     )
@@ -324,7 +325,7 @@ def train_recorded(
 ) -> dict[str, Tensor] | None:
     """Train, from a checkpoint if there is one, with our bar and records instead of the trainer's own.
 
-    Returns all weights if FSDP2 shards them, else None.
+    If FSDP2 shards the model, its weights are returned whole, because its own would be saved in parts; else None.
     """
     for callback in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
         trainer.remove_callback(callback)

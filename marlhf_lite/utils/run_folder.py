@@ -157,7 +157,8 @@ class RunFolder:
             path: a folder that is empty or does not exist yet; parents are created.
             config: names to numbers, strings, lists or dicts. Tuples become lists, paths become strings.
                 The `versions` of an earlier run are replaced.
-            manifest: date, contents and accepted differences; by default today and none.
+            manifest: the date, the contents of models and data, and the accepted differences. By default the date is
+                today, and the rest is empty.
 
         Raises:
             InputError: the folder cannot be used (see `check_output_dir`), or YAML cannot hold the config.
@@ -169,7 +170,7 @@ class RunFolder:
         # What a killed start left; `check_output_dir` lets it pass.
         shutil.rmtree(path / UNFINISHED, ignore_errors=True)
         run = cls(path, {}, manifest)
-        run.update_config(config)
+        run.update_config(config)  # writes both files
         return run
 
     @property

@@ -115,16 +115,15 @@ def binary_search(hidden: int) -> int:
 def gold_scores(
     prompts: list[str], responses: list[str], turns: Sequence[Sequence[dict]] | None = None
 ) -> list[float]:
-    """Return how many turns fewer than halving each game took, on average 0 at best.
+    """Return for each game the turns that halving the range would have needed, minus the turns that it took.
 
-    If the number is not found, the game counts as 7 turns.
+    Halving is the best strategy, so no player can be above 0 on average, but a lucky game is. If the number is not
+    found, the game counts as 7 turns. A number counts as found only if the last text has it: the right guess ends a
+    game, so if text follows the right guess, the policy had written an answer of the environment itself.
 
     Args:
         turns: for each response, the turns that were played, each with the policy's text as `response`. Without them a
             response is the text of a whole game, with the environment's answers between the guesses.
-
-    A number counts as found only if the last text has it. The right guess ends a game, so if text follows the right
-    guess, the policy had written an answer of the environment itself.
     """
     scores = []
     for i, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
