@@ -55,8 +55,9 @@ def contents_of(options: StageCommand, inputs: Inputs, template: str, task: Task
         contents |= code_contents(option, getattr(options, option, ""))
     contents |= input_contents(inputs.sft, inputs.rm)
 
-    # The rows, by their two digests (`rows_digests`). Entries of two runs are compared only if their places are equal.
-    # Another reward or environment may take other columns of the same file, so both belong to the place of `COLUMNS`.
+    # The rows have two digests (`rows_digests`): of prompts and answers ("data"), and of the other columns (`COLUMNS`).
+    # Entries of two runs are compared only if their places are equal. A run with another reward or environment may read
+    # other columns of the same file, so the reward and the environment are a part of the place of `COLUMNS`.
     readers_of_columns = f"{reward_of(options)} {environment_of(options)}".strip()
     places = {"data": options.dataset, COLUMNS: f"{options.dataset} for {readers_of_columns}"}
     for name, digest in task.digests.items():
@@ -158,7 +159,7 @@ def date_of(runs: Iterable[RunFolder]) -> str:
 
 
 def check_earlier(run: RunFolder, options: Checked, contents: Contents, accept: bool) -> list[dict]:
-    """Compare what a command reads with the manifest of an earlier run, from which a model of the command comes.
+    """Compare what a command reads with the manifest of an earlier run, whose model the command uses.
 
     Only what both read from the same place is compared: what is read from another place is meant to be something else.
     Returns the differences if `accept` (`--accept_changed`) is true, else raises `InputError` for them; see
@@ -183,8 +184,8 @@ def check_earlier(run: RunFolder, options: Checked, contents: Contents, accept: 
         decides_rows = ("chat_template", "part")
         if all(earlier_options.get(option) == own_options[option] for option in decides_rows):
             names.append("data")
-        # Other values of these two options also make other rows, but hardly on purpose. So the rows are compared, and
-        # if they differ, the error says which values the earlier run had.
+        # `--template` and `--columns` also decide the rows, but hardly anybody changes them on purpose. So the rows are
+        # compared even if these options differ, and the error then says which values the earlier run had.
         differing = []
         for option in ("template", "columns"):
             earlier = earlier_options.get(option, own_options[option])

@@ -50,11 +50,12 @@ class MemoryLimit:
         )
 
     def fit_micro_batch(self, dry_run: Callable[[], None]) -> int:
-        """Set the micro-batch to the largest for which `dry_run()` fits (`--micro_batch_size 0`); return it.
+        """Set the micro-batch to the largest for which `dry_run()` fits, and return it.
 
-        Dry runs decide `--gradient_checkpointing auto`, too. Activations are recomputed if too few rows fit without
-        that: fewer than the options ask for, or fewer than `FEW_ROWS` if they leave the number open. Under FSDP2,
-        processes wait for each other in each layer, so none can try again by itself: there `auto` always recomputes.
+        Dry runs answer two questions, or one of them: how many rows (`--micro_batch_size 0`), and whether activations
+        are recomputed (`--gradient_checkpointing auto`). With `auto` they are if too few rows fit without that: fewer
+        than the options ask for, or fewer than `FEW_ROWS` if they leave the number open. Under FSDP2, processes wait
+        for each other in each layer, so none can try again by itself: there `auto` always recomputes.
         """
         # 1. How many rows to try first (`most_rows`), and below how many it is better to recompute (`enough_rows`).
         asked_rows = self.state.micro_batch.now
@@ -64,23 +65,26 @@ class MemoryLimit:
         else:  # the options leave the number open
             most_rows = self.rows_per_step
             enough_rows = min(FEW_ROWS, self.rows_per_step)
-        is_auto = self.state.gradient_checkpointing == "auto"
+        began_undecided = self.state.gradient_checkpointing == "auto"
 
         def attempt(size: int) -> None:
             self.state.micro_batch.now = size
-            is_undecided = self.state.gradient_checkpointing == "auto"
+            is_undecided = (
+                self.state.gradient_checkpointing == "auto"
+            )  # until an attempt recomputes
             if is_undecided and (size < enough_rows or self.is_sharded):
                 self.recompute_activations()
             dry_run()
 
         # 2. Fewer and fewer rows, until a dry run fits.
 
-        # Nobody waits in the middle of a dry run if there is one process, or if each has whole models.
+        # Nobody waits in the middle of a dry run if there is one process, or if each has whole models. Otherwise memory
+        # that ends is an error.
         can_begin_again = self.accelerator.num_processes == 1 or not self.is_sharded
         self._with_fewer_rows_when_memory_ends(
             attempt, rows=most_rows, can_begin_again=can_begin_again
         )
-        if is_auto and self._some_process_recomputes():
+        if began_undecided and self._some_process_recomputes():
             # If one process must recompute, all do. With that, more rows may fit than those found above, so try again
             # from the most.
             self.recompute_activations()
@@ -96,7 +100,7 @@ class MemoryLimit:
         line = (
             f"micro_batch_size {size}: the most that fits of {most_rows} of the longest responses"
         )
-        if is_auto:
+        if began_undecided:
             line += f" (gradient_checkpointing {recomputes})"
         self.logger.write_line(line)
         return size

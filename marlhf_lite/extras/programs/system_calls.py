@@ -41,14 +41,15 @@ CHECKS = {
 
 @functools.cache
 def rules(machine: str) -> bytes:
-    """Return the filter for a machine of `ARCHITECTURES`, as instructions of 8 bytes.
+    """Return the filter of system calls (seccomp) for a machine of `ARCHITECTURES`, as instructions of 8 bytes.
 
     An instruction is (operation, steps to skip if true, steps to skip if false, number). The kernel runs the filter for
     each system call, on a record with the call's number at byte 0, the architecture at 4, and the arguments from 16 on,
     which have 8 bytes each.
     """
     code = [
-        # Calls of another architecture have other numbers. If it is the right one, skip the end of the process.
+        # On another architecture the calls have other numbers. If the architecture is right, skip the instruction that
+        # kills the process.
         (LOAD, 0, 0, 4),
         (EQUAL, 1, 0, ARCHITECTURES[machine]),
         (RETURN, 0, 0, KILL),
