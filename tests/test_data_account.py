@@ -287,6 +287,22 @@ def test_a_folder_that_is_not_whole_or_has_a_file_twice_stops(tmp_path, files, p
     fails(lambda: load_task("d"), *parts)
 
 
+@pytest.mark.parametrize("place", ["d", "d/*.jsonl"])
+def test_chosen_and_rejected_answers_in_two_files_stop(tmp_path, place):
+    for side in ("chosen", "rejected"):
+        rows = [
+            {"prompt": f"Question {i}?", "response": f" the {side} answer {i}"} for i in range(8)
+        ]
+        write(tmp_path / "d" / f"{side}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    fails(
+        lambda: load_task(place),
+        "d/chosen.jsonl and d/rejected.jsonl: two halves of pairs",
+        "one row",
+    )
+    (tmp_path / "d" / "rejected.jsonl").unlink()
+    assert load_task(place).counts["read"] == 8  # one half alone is data for SFT
+
+
 @pytest.mark.parametrize(
     ("copy", "fault"),
     [

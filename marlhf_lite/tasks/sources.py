@@ -23,6 +23,8 @@ from marlhf_lite.utils.errors import InputError, did_you_mean, one_line
 
 ENOUGH_ROWS = 1000  # that many rows show what the others are like
 SAVED = (".arrow", "dataset_dict.json", "dataset_info.json", "state.json")  # by `save_to_disk`
+_NAMES_BETTER_ANSWERS = re.compile(r"(^|[^a-z])(chosen|accepted|preferred)([^a-z]|$)")
+_NAMES_WORSE_ANSWERS = re.compile(r"(^|[^a-z])rejected([^a-z]|$)")
 _NAMES_A_TEST_SET = re.compile(r"(^|[^a-zA-Z])(test|validation|valid|dev|eval)([^a-zA-Z]|$)")
 CHOICES = (
     f"give an embedded corpus ({', '.join(EMBEDDED)}), a local file or folder (such as ./pairs.jsonl), "
@@ -148,13 +150,14 @@ def refuse_options(options: Mapping[str, str], what: str) -> None:
 def _read_files(paths: Iterable[str], user_columns: str) -> Split:
     """Read files as one data set; `user_columns` is `--columns`, which says what the rows are.
 
-    Raises `InputError` if the files have rows of different shapes, such as pairs and prompts, and if two files have the
-    same rows.
+    Raises `InputError` if the files have rows of different shapes, such as pairs and prompts, if two files have the
+    same rows, and if one file has the better answers of pairs and another one the worse.
     """
     rows: list[dict] = []
     accounts: list[FileAccount] = []
     rows_of_files: list[list[dict]] = []
     shape_of_file = {}
+    files_without_pairs: list[str] = []
     for path in paths:
         rows_of_file, account = read_and_account(path)
         if rows_of_file and rows_of_file in rows_of_files:
@@ -165,12 +168,28 @@ def _read_files(paths: Iterable[str], user_columns: str) -> Split:
         rows.extend(rows_of_file)
         accounts.append(account)
         if rows_of_file:
-            shape_of_file[account.name] = form_of(columns_of(rows_of_file), user_columns).name
+            form = form_of(columns_of(rows_of_file), user_columns)
+            shape_of_file[account.name] = form.name
+            if "rejected" not in form.columns:
+                files_without_pairs.append(account.name)
     if len(set(shape_of_file.values())) > 1:
         found = ", ".join(f"{name} ({shape})" for name, shape in shape_of_file.items())
         fix = f"give one of them, such as --dataset {accounts[0].name}"
         raise InputError(f"files with different rows: {found}: {fix}")
+    _refuse_halves_of_pairs(files_without_pairs)
     return Split(rows, tuple(accounts))
+
+
+def _refuse_halves_of_pairs(names: Sequence[str]) -> None:
+    """Raise `InputError` if one file has the better answers, by its name, and another one the worse.
+
+    Read as rows of one kind, the worse answers would be learned like the better ones.
+    """
+    better = [name for name in names if _NAMES_BETTER_ANSWERS.search(Path(name).stem.lower())]
+    worse = [name for name in names if _NAMES_WORSE_ANSWERS.search(Path(name).stem.lower())]
+    if better and worse and better != worse:
+        fix = "put the two answers of a prompt into one row, as chosen and rejected, or give one of the files"
+        raise InputError(f"{better[0]} and {worse[0]}: two halves of pairs, by their names: {fix}")
 
 
 def _find_splits(
