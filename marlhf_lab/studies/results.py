@@ -1,6 +1,6 @@
 """Results of a study, made from the folders of its runs, and a summary of each method.
 
-A run leaves one file. When the last planned run is stored, one file holds them all (`join_results`).
+A run leaves one file. When the last planned run is stored, one file holds the results of all (`join_results`).
 
 Every seed has its own reward model, so RM scores have another zero and another scale in each seed. Gains,
 differences and costs are therefore computed within a seed and then averaged over seeds.
@@ -31,7 +31,8 @@ from marlhf_lite.utils.jsonl import read_lines, to_jsonable, write_atomically
 from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
 from marlhf_lite.utils.shipped import shipped
 
-RESULT = ".json.gz"  # compressed: less than half the room; `zcat` shows a file
+# How the name of a run's file ends. The compressed file takes less than half the room, and `zcat` shows it.
+RESULT = ".json.gz"
 JOINED = "results.jsonl.gz"  # all runs of a complete study, one per line: half the room again
 SCORES = {
     "rm_score": "RM score",
@@ -77,33 +78,36 @@ def page_name(name: str) -> str:
 
 
 def run_name(method: str, seed: int) -> str:
-    """Name of a run, and of its file."""
+    """Name of a run, and of its file: other characters than letters, digits and "=" become hyphens."""
     return f"{re.sub(r'[^A-Za-z0-9=]+', '-', method).strip('-')}-seed{seed}"
 
 
 def read_results(folder: Path) -> dict[str, dict]:
-    """Read the results in a folder of a study, by the names of their runs, sorted. Raises `InputError` if damaged."""
+    """Read the results in the folder of a study: name of a run -> its result, sorted.
+
+    Raises `InputError` for a damaged file.
+    """
     found = {}
     for path in result_files(folder):
         try:
             for name, result in parse_results(path.name, path.read_bytes()).items():
-                found[name] = _with_rows(result)
-        # Whatever a file raises that was cut off or edited.
+                found[name] = _with_curve_in_rows(result)
+        # These are the errors of reading a file that was cut off or edited.
         except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError):
             raise InputError(
                 f"{path}: damaged: delete it, and the study runs its part again"
             ) from None
-    # In the order of separate files, whose names end so.
+    # Sorted as the names of the runs' own files are, so that a study has one order before and after `join_results`.
     return {name: found[name] for name in sorted(found, key=lambda name: name + RESULT)}
 
 
 def result_files(folder: Path) -> list[Path]:
-    """Return the files with results in a folder and below: the joined ones first, for a run's own file wins."""
+    """Return the files with results in a folder: the joined one first, because a run's own file, read later, wins."""
     return [*sorted(folder.glob(JOINED)), *sorted(folder.glob(f"*-seed*{RESULT}"))]
 
 
 def parse_results(file: str, content: bytes) -> dict[str, dict]:
-    """Return what a file of this name holds, as written: name of a run -> its result."""
+    """Return the results in a file with this name and content, as they were written: name of a run -> its result."""
     text = gzip.decompress(content) if file.endswith(".gz") else content
     if file == JOINED:
         results = map(json.loads, text.splitlines())
@@ -111,12 +115,16 @@ def parse_results(file: str, content: bytes) -> dict[str, dict]:
     return {file.split(".json")[0]: json.loads(text)}
 
 
-def _with_rows(result: dict) -> dict:
-    """A result with its curve in rows instead of columns, and by today's names."""
+def _with_curve_in_rows(result: dict) -> dict:
+    """Return a result whose curve is a list of rows, one for each update, instead of columns.
+
+    Files have columns, which take less room (`write_result`). Metrics and options get the names that they have today.
+    """
     columns = dict(zip(with_todays_metrics(result["curve"]), result["curve"].values(), strict=True))
     curve = []
     for values in zip(*columns.values(), strict=True):
         row = dict(zip(columns, values, strict=True))
+        # In a column, None says that the update does not have this metric.
         curve.append({name: value for name, value in row.items() if value is not None})
     if "options" in result:
         result["options"] = with_todays_names(result["options"])
@@ -126,17 +134,21 @@ def _with_rows(result: dict) -> dict:
 def join_results(folder: Path) -> None:
     """Write all results of a folder into one file, unchanged, and remove the separate files."""
     found = {}
-    for path in result_files(folder):
+    for path in result_files(folder):  # a run's own file comes later than the joined one, and wins
         found |= parse_results(path.name, path.read_bytes())
     lines = (json.dumps(found[name], separators=(",", ":")) + "\n" for name in sorted(found))
+    # Without the time of compression in it, the same results always make the same file.
     write_atomically(folder / JOINED, gzip.compress("".join(lines).encode(), mtime=0))
     for path in folder.glob(f"*-seed*{RESULT}"):
         path.unlink()
 
 
 def write_result(path: Path, result: dict) -> None:
-    """Write a result file: a line for each part, and the curve in columns, which take a third of the room of rows."""
-    curve = result.get("curve", [])  # a measurement has none
+    """Write a result file: JSON with a line for each part.
+
+    The curve is written in columns, metric -> its value in each update, which take a third of the room of rows.
+    """
+    curve = result.get("curve", [])  # a result need not have a curve
     columns = {}
     for name in CURVE:
         if any(name in row for row in curve):
@@ -165,7 +177,11 @@ def collect_result(
         sft: the folder of the SFT model that the run started from.
         rm: the folder of the reward model; None if there is none.
         first_prompt: number of the first held-out prompt that counts.
-        best: of each prompt's answers, take the one with the best RM score instead of their mean.
+        best: take the answer with the best RM score to each prompt, instead of the mean over all its answers.
+
+    Returns:
+        environment, start, curve (a row for each update), and if there was an evaluation `final` (a hash of the
+        prompts, the number of tokens, and lists with a number for each prompt) and `samples`, the first answers.
     """
     result = {
         "environment": RunFolder.open(training or evaluation).config["versions"],
@@ -177,6 +193,7 @@ def collect_result(
     rows = _answers(evaluation, "policy" if training else "SFT", first_prompt)
     parts = _gold_parts(RunFolder.open(evaluation).config["dataset"], rows)
     rows = rows.join(parts)
+    # 1. `chosen`: the answer to each prompt that is shown; `averaged`: the answers that the numbers are means of.
     by_prompt = rows.groupby("id", sort=False)
     if best:
         chosen = rows.loc[by_prompt["rm_score"].idxmax()]
@@ -184,11 +201,15 @@ def collect_result(
     else:
         chosen = rows[rows["sample"] == 0]
         averaged = rows
+    # 2. The numbers of each prompt.
     columns = [name for name in (*FINAL, *parts) if name in rows]
     if best and "kl" in columns:
-        columns.remove("kl")  # it would be that of SFT with itself
+        # The SFT model has sampled the answers: its KL from itself says nothing about taking the best.
+        columns.remove("kl")
     numbers = averaged.astype(dict.fromkeys(columns, float))
     means = numbers.groupby("id", sort=False)[columns].mean()
+    # The hash tells whether two results are about the same prompts (`by_method`). A prompt may hold half a surrogate
+    # pair, for which UTF-8 has no bytes.
     prompts = "\0".join(chosen["prompt"]).encode("utf-8", "backslashreplace")
     final = {
         "prompts": hashlib.sha256(prompts).hexdigest()[:12],
@@ -202,11 +223,15 @@ def collect_result(
 
 
 def _answers(evaluation: Path, method: str, first_prompt: int) -> pd.DataFrame:
-    """All answers of a method, by prompt in the order of the evaluation, then by sample."""
+    """Return all answers of a method, sorted by prompt, in the order of the evaluation, and then by sample.
+
+    Prompts before number `first_prompt`, from 0, are left out.
+    """
     ids = dict.fromkeys(
         row["id"] for row in read_lines(evaluation / SAMPLES) if row["method"] == method
     )
     order = list(ids)[first_prompt:]
+    # The evaluation was at one temperature, so the method has one folder.
     (path,) = (evaluation / "responses").glob(f"{method}-T*/{SAMPLES}")
     rows = _with_own_reward_as_reward(pd.DataFrame(read_lines(path)))
     rows = rows[rows["id"].isin(order)]
@@ -215,9 +240,10 @@ def _answers(evaluation: Path, method: str, first_prompt: int) -> pd.DataFrame:
 
 
 def _with_own_reward_as_reward(rows: pd.DataFrame) -> pd.DataFrame:
-    """Name the scores of a reward of your own `reward`, so that studies of other rewards have the same columns.
+    """Return the rows with the scores of the user's own reward, if they have any, in a column `reward`.
 
-    An evaluation names that column after the reward, and its column `reward` says what the scores depend on.
+    An evaluation names the column of these scores after the reward; with one name, all studies have the same columns.
+    The evaluation's own column `reward`, a text which says what the scores depend on, is dropped.
     """
     own = [name for name in score_columns(rows) if name not in SCORES]
     rows = rows.drop(columns="reward", errors="ignore")
@@ -225,7 +251,10 @@ def _with_own_reward_as_reward(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _gold_parts(dataset: str, rows: pd.DataFrame) -> pd.DataFrame:
-    """The counts that a gold score is made of, such as `gold_right`, for each answer; no columns for other tasks."""
+    """Return the counts that a gold score is made of, such as `gold_right`, in a row for each answer.
+
+    If the gold score of the task is not made of counts, there are no columns.
+    """
     modules = {"tiny-tldr": tldr_gold, "tiny-hh": hh_gold, "tiny-webgpt": webgpt_gold}
     parts = []
     if dataset in modules:
@@ -235,18 +264,23 @@ def _gold_parts(dataset: str, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _pass_rates(rows: pd.DataFrame) -> dict[str, list[float]]:
-    """pass@k of each prompt; a gold score of 1 means that all tests passed."""
-    passed = rows["gold"].eq(1)
+    """Return `pass@k` -> its value for each prompt, whose programs are in `rows`."""
+    passed = rows["gold"].eq(1)  # 1 means that the program has passed all tests
     counts = passed.groupby(rows["id"], sort=False).agg(["size", "sum"])
     rates = {}
     for k in (1, 5):
         if k <= counts["size"].min():  # pass@k needs k programs
+            # n programs, c of which have passed
             rates[f"pass@{k}"] = [pass_at_k(int(n), int(c), k) for n, c in counts.to_numpy()]
     return rates
 
 
 def _curve(training: Path) -> list[dict]:
-    """Metrics of each update. A method that samples nothing while it trains has its scores from tests."""
+    """Return a row for each update, with those metrics of `CURVE` that it has.
+
+    A method such as DPO samples nothing while it trains. So its scores are those of tests on held-out prompts, which
+    are made after some of the updates only; after the others they are None.
+    """
     (path,) = training.glob(f"*/{METRICS}")
     run = RunFolder(path.parent, {})
     tests = {row["update"]: row for row in run.tests()}
@@ -259,7 +293,10 @@ def _curve(training: Path) -> list[dict]:
 
 
 def facts_of_start(sft: Path, rm: Path | None) -> dict:
-    """Return what is known of the models that a run started from; only their name if they come from elsewhere."""
+    """Return what is known of the models that a run started from.
+
+    Of models without the records of their training, for example because they were downloaded, this is only a name.
+    """
     facts = {"name": sft.parent.name or sft.name}
     accuracy = rm / "rm" / "accuracy.json" if rm else None
     if accuracy and accuracy.is_file():
@@ -267,7 +304,7 @@ def facts_of_start(sft: Path, rm: Path | None) -> dict:
         facts |= {"rm_accuracy": measured["accuracy"], "rm_pairs": measured["pairs"]}
     log = sft / "sft" / "log.json"
     losses = json.loads(log.read_text(encoding="utf-8")) if log.is_file() else []
-    if losses:  # none without training
+    if losses:  # there are none if the SFT model was not trained
         facts |= {"sft_loss": float(losses[-1]["loss"])}
     return facts
 
@@ -288,10 +325,11 @@ def rounded(value):
 def by_method(results: Sequence[Mapping]) -> dict[str, dict[int, Mapping]]:
     """Sort results: method -> seed -> result.
 
-    Raises `InputError` if they cannot be compared: for a run that is there twice, and for answers to different prompts.
+    Raises `InputError` if they cannot be compared, because a run is there twice or because different prompts were
+    answered.
     """
     runs: dict[str, dict[int, Mapping]] = {}
-    # A study of speed has no final answers, and so None for all.
+    # A hash of the prompts of each result. A study without an evaluation has no final answers, and so None for all.
     prompts = [result.get("final", {}).get("prompts") for result in results]
     for result, answered in zip(results, prompts, strict=True):
         method = result["method"]
@@ -321,20 +359,25 @@ def study_table(
             updates, with the same seed) the others are timed to.
 
     Returns:
-        method, seeds, and if known, for each of SCORES: <score> (mean, std over seeds with N−1, by_seed),
-        <score>_gain over the baseline and <score>_difference from the target method (mean, low, high: 95 %, see
-        `crossed_interval`; by_seed); kl and tokens (means); score_explained_variance of the critic (mean over
-        updates and seeds); cost_<name>, means of what the whole training
-        took; and updates, generated_tokens and seconds until the target score (by_seed, null if it is never
-        reached; mean, low and high: a 95 % t-interval over seeds, null if a seed does not get there). Evaluation
-        is not counted.
+        Rows with method and seeds, and, if they are known, with
+
+        - for each of SCORES: <score> (mean, std over seeds with N−1, by_seed), <score>_gain over the baseline and
+          <score>_difference from the target method (mean, by_seed, and the 95 % interval low, high of
+          `crossed_interval`);
+        - kl and tokens: means over prompts and seeds;
+        - score_explained_variance: of the critic, the mean over updates and seeds;
+        - cost_<name>, for each of COSTS: what the whole training took, the mean over seeds;
+        - <name>, for each of COSTS: what training took until the target score (by_seed, None for a seed that never
+          reaches it; mean, low and high of a 95 % t-interval over seeds, None if one of them never does).
+
+        Costs are of training alone, without the evaluation.
 
     Raises:
         InputError: a run that is there twice, or results of different prompts.
     """
     runs = by_method(results)
     scores = scores_of(results)
-    finals = {name: _final(results, name) for name in (*scores, "kl", "tokens")}
+    finals = {name: _final_by_prompt(results, name) for name in (*scores, "kl", "tokens")}
     rows = []
     for method, seeds in runs.items():
         row: dict = {"method": method, "seeds": sorted(seeds)}
@@ -353,7 +396,10 @@ def study_table(
 
 
 def score_of_seeds(finals: pd.DataFrame, method: str, score: str) -> dict:
-    """Return the mean of a method's final score, its deviation over seeds, and each seed's; nothing without it."""
+    """Return a method's final score: mean and standard deviation over seeds, and each seed's mean over prompts.
+
+    `finals`: of this score, see `_final_by_prompt`. The dict is empty if the method does not have the score.
+    """
     means = finals.mean(axis=1).get(method, pd.Series(dtype=float))
     if not len(means):
         return {}
@@ -362,7 +408,7 @@ def score_of_seeds(finals: pd.DataFrame, method: str, score: str) -> dict:
 
 
 def explained_by_critic(runs: Mapping[int, Mapping]) -> dict:
-    """Return the critic's explained variance of the score, mean over updates and seeds; nothing without a critic."""
+    """Return the critic's explained variance of the score, a mean over updates and seeds; {} without a critic."""
     values = []
     for run in runs.values():
         values += [step[EXPLAINED] for step in run["curve"] if step.get(EXPLAINED) is not None]
@@ -370,16 +416,16 @@ def explained_by_critic(runs: Mapping[int, Mapping]) -> dict:
 
 
 def costs_in_all(runs: Mapping[int, Mapping]) -> dict:
-    """Return what whole trainings took, means over seeds; nothing for a method that trains nothing."""
+    """Return what a whole training took, means over seeds; {} for a method that trains nothing."""
     costs = [_cost(run["curve"]) for run in runs.values() if run["curve"]]
     return {f"cost_{name}": float(value) for name, value in pd.DataFrame(costs).mean().items()}
 
 
 def scores_of(results: Sequence[Mapping]) -> dict[str, str]:
-    """The scores of `SCORES` to report.
+    """Return the part of `SCORES` to report.
 
-    That of the reward model is left out if all methods trained on gold scores or on a reward of your own: these have no
-    reward model.
+    The score of a reward model is left out if the results have scores of the user's own reward instead, and also if
+    all methods trained on gold scores.
     """
     rewards = {
         result["options"]["reward"] for result in results if "reward" in result.get("options", {})
@@ -391,8 +437,11 @@ def scores_of(results: Sequence[Mapping]) -> dict[str, str]:
     return {score: text for score, text in SCORES.items() if score not in left_out}
 
 
-def _final(results: Sequence[Mapping], column: str) -> pd.DataFrame:
-    """A column of the final answers: a row for each method and seed, sorted, a column for each prompt."""
+def _final_by_prompt(results: Sequence[Mapping], column: str) -> pd.DataFrame:
+    """Return a number of the final answers, such as "kl": a row for each (method, seed), a column for each prompt.
+
+    Results without this number have no row.
+    """
     rows = {}
     for result in results:
         if column in result["final"]:
@@ -406,13 +455,14 @@ def _final(results: Sequence[Mapping], column: str) -> pd.DataFrame:
 
 
 def _difference(scores: pd.DataFrame, method: str, other: str, name: str) -> dict:
-    """A method's final score minus another's, by `name`: mean, low, high and by_seed; nothing without common seeds.
+    """Return a method's final score minus that of another, as {`name`: mean, low, high and by_seed}.
 
-    `scores`: see `_final`.
+    `scores`: of this score, see `_final_by_prompt`. The dict is empty if the two methods have no seed in common.
     """
     if method == other or not {method, other} <= set(scores.index.get_level_values(0)):
         return {}
-    gaps = (scores.loc[method] - scores.loc[other]).dropna()  # seeds that both have, by prompt
+    # [seeds, prompts]. pandas subtracts seed by seed, and a seed that only one of them has becomes NaN.
+    gaps = (scores.loc[method] - scores.loc[other]).dropna()
     if gaps.empty:
         return {}
     by_seed = gaps.mean(axis=1).tolist()
@@ -470,7 +520,7 @@ def _cost(curve: Sequence[Mapping]) -> dict:
     seconds = sum(row["seconds"] for row in curve)
     return {
         "updates": len(curve),
-        "generated_tokens": curve[-1]["generated_tokens"],
+        "generated_tokens": curve[-1]["generated_tokens"],  # a sum since the first update
         "seconds": seconds,
     }
 
@@ -478,17 +528,19 @@ def _cost(curve: Sequence[Mapping]) -> dict:
 def costs_to_target(runs: Mapping[int, Mapping], target: Mapping[int, Mapping]) -> dict:
     """Return updates, tokens and seconds until a method first has the target method's final training score.
 
-    `runs` and `target`: seed -> result, of the method and of the target method; only seeds that both trained count.
+    `runs` and `target`: seed -> result, of the method and of the target method. Only seeds count in which both were
+    trained; {} without such a seed.
     """
     costs = []
     for seed in sorted(set(runs) & set(target)):
         curve = runs[seed]["curve"]
         curve_of_target = target[seed]["curve"]
-        if not curve or not curve_of_target:  # a method that trains nothing has none
+        if not curve or not curve_of_target:  # the curve of a method that trains nothing is empty
             continue
         goal = final_score([row.get("score_mean") for row in curve_of_target])
         updates = updates_to_reach([row.get("score_mean") for row in curve], goal)
-        costs.append(_cost(curve[:updates]) if updates else dict.fromkeys(COSTS))  # None: never
+        # If the score is never reached (None), all costs are None.
+        costs.append(_cost(curve[:updates]) if updates else dict.fromkeys(COSTS))
     if not costs:
         return {}
     return {name: t_interval([cost[name] for cost in costs], least=0.0) for name in COSTS}

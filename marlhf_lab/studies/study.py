@@ -53,7 +53,8 @@ from marlhf_lite.utils.user_code import import_user_code
 
 STUDIES = Path(str(files("marlhf_lab"))) / "studies" / "protocols"
 MARLHF = [sys.executable, "-m", "marlhf_lite"]
-# Command of a method -> the `marlhf` command that trains it. best_of_n takes the best of the SFT model's samples.
+# Command of a method -> the `marlhf` command that trains it; None: it answers with the SFT model, which is trained in
+# any case. best_of_n takes the best of that model's samples.
 TRAINING = {
     "ppo": "ppo",
     "rloo": "rloo",
@@ -66,12 +67,14 @@ TRAINING = {
 SET_BY_STUDY = {f.name for f in fields(RunConfig)} - {"seed"}
 SET_BY_STUDY |= {"sft", "rm", "policies", "eval_samples", "eval_temperatures"}
 KEYS_OF_PROTOCOL_NOT_OPTIONS = ("sft", "rm")
-# Options that no result depends on. Rows per pass are one of them: the gradient is that of the whole batch.
+# Options that no result depends on. The number of rows per pass is one of them: the gradient is that of the whole
+# batch.
 RESULT_NEUTRAL = SET_BY_STUDY | {
     f.name for kind in (CheckpointConfig, LoggingConfig) for f in fields(kind)
 }
 RESULT_NEUTRAL |= {"per_device_train_batch_size"}
-# Of a model that is not embedded, if a protocol says nothing: protocols are older than the preset's own sampling.
+# How a model that is not embedded samples, if the protocol does not say it. The library's preset for these models has
+# had its own sampling since, but a protocol means what it meant when it was written.
 PAPER_SAMPLING = {"temperature": 0.8, "top_k": 50}
 
 
@@ -80,13 +83,14 @@ PAPER_SAMPLING = {"temperature": 0.8, "top_k": 50}
 
 @dataclass(frozen=True)
 class Study:
-    """A protocol."""
+    """A protocol as its file says it. A key that the file leaves out has the default that stands here."""
 
     name: str
     # name -> {command, preset, options, samples: answers to each held-out prompt, default 1}
     methods: dict[str, dict]
     seeds: list[int]
-    # options of every method that has them; `preset` is one of them
+    # Options of all methods; each command takes those that it has. `load_study` has put the options of a shared
+    # `preset` in its place.
     shared: dict = field(default_factory=dict)
     # Folders of an SFT model and of a reward model that all seeds start from, as `--sft` and `--rm` take them. Without
     # them each seed trains its own.
@@ -95,17 +99,20 @@ class Study:
     baseline: str = "SFT"  # gains are over this method
     # differences are from this method, and costs are counted up to its final RM score
     target_method: str = "PPO"
-    first_prompt: int = 0  # number of the held-out prompt that the evaluation begins with
+    first_prompt: int = 0  # number, from 0, of the first held-out prompt whose answers count
     # name -> methods; default: one figure with all
     figures: dict[str, list[str]] = field(default_factory=dict)
     # A gold score: the outcome is how soon training gets there (`studies.learning`), and nothing is evaluated.
     threshold: float | None = None
     window: int = 3  # updates in the mean that is compared with the threshold
-    # First and last update: the outcome is the mean reward of these (`studies.mean_reward`); nothing is evaluated.
+    # First and last update: the outcome is the mean reward from the one to the other (`studies.mean_reward`), and
+    # nothing is evaluated.
     mean_updates: list[int] = field(default_factory=list)
-    # Name -> {ratio: [A, B] or [A, B, C, D], margin}: of updates to the threshold, A over B, over C over D; within a
-    # factor of `margin` two methods are called equal. With `mean_updates` {difference: [A, B], subtracted_from}: A - B,
-    # or this taken from the same difference in another study. The first is the primary outcome, others are exploration.
+    # Name of a contrast -> what it compares. With a `threshold`: {ratio, margin}. The ratio [A, B] is that of the two
+    # methods' updates to the threshold, A / B; [A, B, C, D] is (A / B) / (C / D). Methods are called equal if the
+    # interval of their ratio is between 1 / margin and margin. With `mean_updates`: {difference, subtracted_from}.
+    # The difference [A, B] is A's mean reward minus B's; if `subtracted_from` names another study, it is subtracted
+    # from the same difference in that study. The first contrast is the primary outcome.
     contrasts: dict[str, dict] = field(default_factory=dict)
     # [A, B]: also report A's score minus B's at equal KL
     equal_kl: list[str] = field(default_factory=list)
@@ -117,9 +124,11 @@ class Study:
 
     @property
     def reward_model(self) -> bool:
-        """Whether each seed has a reward model: not if curves decide, or if tests or a function give the reward.
+        """Whether each seed has a reward model.
 
-        A function needs no pairs, and only loading the data would tell whether they have any.
+        It has none if nothing is evaluated, and none if unit tests or the user's function give the reward: a function
+        needs no pairs, and only loading the data would tell whether they have any. If the reward is the gold score, a
+        reward model is trained all the same, and scores the answers of the evaluation.
         """
         return not self.of_curves and self.shared.get("reward", "rm") in ("rm", "gold")
 
@@ -159,12 +168,14 @@ def load_study(name: str) -> Study:
     path = protocol_file(name)
     values = {}
     for key, value in read_yaml(path, str(path)).items():
-        if value is not None:
-            is_whole_number = type(value) is int  # and not a bool
+        if value is not None:  # a key without a value counts as left out
+            # `threshold: 1` means 1.0. To `isinstance` a bool would be an int, too.
+            is_whole_number = type(value) is int
             values[key] = float(value) if KEYS.get(key) is float and is_whole_number else value
     check_keys(values, path)
     if "preset" in values.get("shared", {}):
         values["shared"] = options_over_preset(values["shared"], f"{path}: shared: preset")
+    # Without methods or seeds there is nothing to run, which `plan` says.
     study = Study(path.stem, **{"methods": {}, "seeds": []} | values)
     for method_name, method in study.methods.items():
         check_method(method_name, method, f"{path}: method {method_name}")
@@ -173,6 +184,7 @@ def load_study(name: str) -> Study:
     check_figures(study, path)
     check_outcome(study, path)
     check_models_to_start_from(study, path)
+    # The defaults, SFT and PPO, need not be methods of the study; a name that the file gives must be one.
     for key in ("baseline", "target_method"):
         if key in values and values[key] not in study.methods:
             raise InputError(
@@ -202,6 +214,7 @@ def options_over_preset(shared: Mapping, source: str) -> dict:
 def check_method(name: str, method: object, where: str) -> None:
     """Raise `InputError` for a faulty entry of `methods`."""
     types = {"command": str, "preset": str, "options": dict, "samples": int}
+    # An unknown key has no types (), of which no value is an instance.
     is_well_formed = isinstance(method, dict) and all(
         isinstance(value, types.get(key, ())) for key, value in method.items()
     )
@@ -210,23 +223,23 @@ def check_method(name: str, method: object, where: str) -> None:
         raise InputError(f"{where}: {what}")
     if not isinstance(name, str):
         raise InputError(f"{where}: put its name in quotes")
-    least = 2 if method["command"] == "best_of_n" else 1
+    least = 2 if method["command"] == "best_of_n" else 1  # the best of one is that one
     samples = method.get("samples", 1)
     if samples < least:
         raise InputError(f"{where}: samples {samples}: give a whole number from {least} up")
 
 
 def check_names_give_different_files(study: Study, path: Path) -> None:
-    """Raise `InputError` if the files of two methods would have one name."""
-    files = {run_name(name, 0) for name in study.methods}
-    if len(files) < len(study.methods):
+    """Raise `InputError` if the result files of two methods would have the same name."""
+    names_of_files = {run_name(name, 0) for name in study.methods}  # with the same seed, any
+    if len(names_of_files) < len(study.methods):
         raise InputError(
             f"{path}: methods: two names differ only in punctuation and would share files: rename one"
         )
 
 
 def check_shared_options(study: Study, path: Path) -> None:
-    """Raise `InputError` for a shared option that no command has."""
+    """Raise `InputError` for a shared option that no command has. Former names of options are accepted."""
     for key in with_todays_names(study.shared):
         if key not in OPTIONS:
             hint = did_you_mean(key, OPTIONS)
@@ -243,7 +256,7 @@ def check_figures(study: Study, path: Path) -> None:
 
 
 def check_outcome(study: Study, path: Path) -> None:
-    """Raise `InputError` for a faulty outcome: equal KL, the window, the updates of a mean, contrasts."""
+    """Raise `InputError` for a fault in `equal_kl`, `window`, `mean_updates` or `contrasts`."""
     pair = study.equal_kl
     if pair and (len(pair) != 2 or not set(pair) <= set(study.methods)):
         raise InputError(f"{path}: equal_kl: {pair}: give two methods, as [MA-PPO, PPO]")
@@ -261,7 +274,7 @@ def check_outcome(study: Study, path: Path) -> None:
 
 
 def check_models_to_start_from(study: Study, path: Path) -> None:
-    """Raise `InputError` if a folder of `sft` or `rm` has no model, or if no method would read the reward model."""
+    """Raise `InputError` if `rm` is given and no method would read it, or if a folder of `sft` or `rm` has no model."""
     if study.rm and not study.reward_model:
         raise InputError(
             f"{path}: rm {study.rm}: this study has no reward model (its reward is computed by code): leave rm out"
@@ -275,13 +288,16 @@ def check_models_to_start_from(study: Study, path: Path) -> None:
 
 
 def _check_contrast(study: Study, contrast: object, where: str) -> None:
-    """Raise `InputError` unless a contrast names two methods (of a ratio also four), and the study's curves decide."""
+    """Raise `InputError` unless a contrast names two methods of the study, or, if it is a ratio, two or four.
+
+    Contrasts are made from training curves, so a study with an evaluation has none.
+    """
     key = "difference" if study.mean_updates else "ratio"
     numbers_of_methods = (2,) if study.mean_updates else (2, 4)
-    named = contrast.get(key) if isinstance(contrast, dict) else None
-    methods = named if isinstance(named, list) else []
-    has_methods = len(methods) in numbers_of_methods and set(methods) <= set(study.methods)
-    if not has_methods or not study.of_curves:
+    given = contrast.get(key) if isinstance(contrast, dict) else None
+    methods = given if isinstance(given, list) else []
+    names_methods = len(methods) in numbers_of_methods and set(methods) <= set(study.methods)
+    if not names_methods or not study.of_curves:
         give = "a ratio of two or four methods, and a threshold, or a difference of two, and mean_updates"
         raise InputError(f"{where}: give {give}")
 
@@ -299,7 +315,7 @@ class Run:
     words: dict[str, list[str]]  # `marlhf` command -> its options
     options: dict
     start: str  # name of the folder with the SFT model and the reward model of this seed
-    prompts: int  # held-out prompts to answer; the first `first_prompt` of them are not counted
+    prompts: int  # held-out prompts to answer; the answers to the first `first_prompt` of them do not count
 
     @property
     def name(self) -> str:
@@ -307,12 +323,12 @@ class Run:
 
     @property
     def folder(self) -> str:
-        """Name of its folder. Other options have another folder, so no run continues one with other options."""
+        """Name of its folder. It ends with a hash of the options, so that no run resumes one that had other options."""
         return f"{self.name}-{_hash(self.options)}"
 
 
 def plan(study: Study, seeds: Sequence[int] = (), only: Sequence[str] = ()) -> list[Run]:
-    """List all runs of a study, seed by seed.
+    """List all runs of a study, seed by seed; with `seeds` those of these seeds instead, with `only` of these methods.
 
     Raises `InputError` for a faulty option, before anything runs, and if there is nothing to run.
     """
@@ -333,8 +349,9 @@ def plan(study: Study, seeds: Sequence[int] = (), only: Sequence[str] = ()) -> l
         raise InputError(
             f"study {study.name}: nothing to run: give methods, and seeds such as [0, 1, 2]"
         )
+    # A function for a reward is imported now, so that a fault in its name ends the study before anything runs.
     for reward in sorted({run.options.get("reward", "") for run in runs}):
-        if ":" in reward:
+        if ":" in reward:  # module:function
             import_user_code("reward", reward, ", ".join(REWARDS))
     return runs
 
@@ -350,7 +367,7 @@ def run_of(study: Study, name: str, seed: int) -> Run:
 
     # 1. Which commands make the run; each is a stage.
     stages = ["sft"]
-    if study.reward_model:  # else its options do not belong to the run
+    if study.reward_model:  # without one, no option of its training belongs to the run
         stages.append("rm")
     if TRAINING[command]:
         stages.append(TRAINING[command])
@@ -358,7 +375,7 @@ def run_of(study: Study, name: str, seed: int) -> Run:
 
     # 2. Their options: shared ones, over them those of the method. A shared option goes to the stages that know it.
     asked = with_todays_names(merge([study.shared, own])) | {"seed": seed}
-    if asked.get("model", "tiny-gemma") not in EMBEDDED_MODELS:
+    if asked.get("model", "tiny-gemma") not in EMBEDDED_MODELS:  # the default is embedded
         asked = PAPER_SAMPLING | asked
     words = {}
     known_to_a_stage = set()
@@ -389,7 +406,8 @@ def run_of(study: Study, name: str, seed: int) -> Run:
     if not study.reward_model:
         _check_rewards(study, name, command, of_training)
 
-    # 4. What the result depends on. Options of a stage that is not trained here do not count; its folder does.
+    # 4. What the result depends on. If the protocol names a folder with the SFT model or the reward model, this folder
+    #    counts instead of the options of the training.
     start = {}
     for stage, folder in (("sft", study.sft), ("rm", study.rm)):
         if folder:
@@ -402,6 +420,7 @@ def run_of(study: Study, name: str, seed: int) -> Run:
         options |= of_stage
     prompts = study.first_prompt + options["eval_prompts"]
     samples = method.get("samples", 1)
+    # Of an option that is given twice, such as the protocol's own eval_prompts, the later one counts.
     words["evaluate"] += [f"--eval_prompts={prompts}", f"--eval_samples={samples}"]
     options |= {"command": command, "first_prompt": study.first_prompt, "samples": samples}
     return Run(
@@ -416,7 +435,7 @@ def run_of(study: Study, name: str, seed: int) -> Run:
 
 
 def refuse_options_of_the_study(options: Mapping) -> None:
-    """Raise `InputError` for an option that the study gives to the commands itself."""
+    """Raise `InputError` if `options` have one that the study gives to the commands itself."""
     for key in (SET_BY_STUDY | {"seed"}) & set(options):
         if key in KEYS_OF_PROTOCOL_NOT_OPTIONS:
             raise InputError(f"{key}: write it beside seeds and methods: all runs start from it")
@@ -424,7 +443,11 @@ def refuse_options_of_the_study(options: Mapping) -> None:
 
 
 def _check_rewards(study: Study, name: str, command: str, options: Mapping) -> None:
-    """Raise `InputError` if a method needs a reward model that the study does not have, or its curve is missing."""
+    """Raise `InputError` if a method cannot be part of this study, which has no reward model.
+
+    Either the method reads a reward model, or the outcome is read from training curves and the method has none.
+    `options` are those of its training command.
+    """
     where = f"study {study.name}, method {name}"
     if study.of_curves and command not in ("ppo", "rloo", "grpo"):
         key = "threshold" if study.threshold is not None else "mean_updates"
@@ -436,13 +459,17 @@ def _check_rewards(study: Study, name: str, command: str, options: Mapping) -> N
 
 
 def _check_curve(study: Study, name: str, command: str, options: Mapping) -> None:
-    """Raise `InputError` if a method's curve may stop early, is too short, or has no KL for the study's report."""
+    """Raise `InputError` if a method's curve may stop early, is too short, or has no KL although the study compares it.
+
+    `options` are those of the method's training command.
+    """
     where = f"study {study.name}, method {name}"
     if study.of_curves and options.get("kl_ceiling"):
         raise InputError(
             f"{where}: kl_ceiling: a run that stops early has no full curve to compare: leave it out"
         )
     span = study.mean_updates
+    # A command without updates has no curve: `_check_rewards` refuses it.
     updates = options.get("updates", 0)
     # With passes over the prompts (`prompt_epochs`) the number of updates is known only when the data are loaded.
     if span and span[1] > updates > 0 and not options.get("prompt_epochs"):
@@ -459,19 +486,24 @@ def _check_curve(study: Study, name: str, command: str, options: Mapping) -> Non
 
 @functools.cache
 def _parse(stage: str, *words: str) -> dict:
-    """Options of a command that its result depends on. Raises `InputError` for a faulty one."""
+    """Return the options of a command, with all defaults, that its result depends on.
+
+    Raises `InputError` for a faulty one.
+    """
     options = parse(stage, words, COMMANDS[stage])
-    for method in options.methods.values():
-        make_rule(method)
-        if method.objective:
+    # Termination rule and objective of PPO are made only to find faults in their options before anything runs.
+    for options_of_ppo in options.methods.values():
+        make_rule(options_of_ppo)
+        if options_of_ppo.objective:
             from marlhf_lite.training.objectives import make_objective  # transformers takes seconds
 
-            make_objective(method)
+            make_objective(options_of_ppo)
     if stage in ("rloo", "grpo"):
         check_groups(options.num_generations, options.batch_size)
     result_depends_on = {}
     for key, value in asdict(options).items():
-        # An evaluation has a reward only if one is named; the training of the same run may have one.
+        # The caller merges the options of a run's commands. An evaluation for which no reward is named has an empty
+        # one, which must not replace the reward of the training.
         is_unset_reward = key == "reward" and not value
         if key not in RESULT_NEUTRAL and not is_unset_reward:
             result_depends_on[key] = value
@@ -484,14 +516,14 @@ def _hash(options: Mapping) -> str:
 
 
 def changed_option(run: Run, result: Mapping) -> str:
-    """Name the first option with another value than in a stored result; empty if there is none."""
+    """Say which option of a run has another value than in its stored result; empty if none has, else the first."""
     stored = result["options"]
     defaults = {}
     for stage in run.words:
         defaults |= {option.name: option.default for option in fields(COMMANDS[stage])}
-    as_stored = json.loads(json.dumps(run.options))
+    as_stored = json.loads(json.dumps(run.options))  # in JSON, for example, a tuple becomes a list
     for name, value in as_stored.items():
-        # An option that is newer than the result had its default then.
+        # An option that is newer than the result had its default then. What has no default counts as unchanged.
         before = stored.get(name, defaults.get(name, value))
         if before != value:
             return f"{name} was {before}, now {value}"
@@ -502,15 +534,16 @@ def changed_option(run: Run, result: Mapping) -> str:
 
 
 def check_committed(path: Path) -> None:
-    """Refuse a study of the project whose protocol is not committed as it is; for a user's own file print a note."""
+    """Raise `InputError` if a protocol of the project is not committed as it is; for a user's own one print a note."""
     git = ["git", "--no-optional-locks", "-C", str(path.absolute().parent)]
     try:
         log, status = (
             subprocess.run([*git, *question, "--", path.name], capture_output=True, text=True)
             for question in (["log", "-1", "--format=%H"], ["status", "--porcelain"])
         )
-    except OSError:  # no git here
+    except OSError:  # git is not installed
         return
+    # The last commit of the file, nothing if there is none; and its changes since, nothing if there are none.
     is_in_checkout = log.returncode == status.returncode == 0
     is_committed = log.stdout.strip() and not status.stdout.strip()
     if is_in_checkout and is_committed:
@@ -573,14 +606,15 @@ def run_study(
 def refuse_changed_results(changed: Mapping[str, str], results: Path) -> None:
     """Raise `InputError` if a stored result was made with other options than the protocol has now.
 
-    `changed`: name of a run -> the option that differs; empty if none does.
+    `changed`: name of a run -> the option that differs, as `changed_option` says it; an empty text if none does.
     """
-    for name, what in changed.items():
-        if what:
+    for name, change in changed.items():
+        if change:
+            # The run's own file, or else its line in the file of the whole study.
             own_file = Path(f"{results / name}{RESULT}")
             place = own_file if own_file.is_file() else f"{results / JOINED}: {name}"
             raise InputError(
-                f"{place}: {what}: delete it, or give another folder with --output_dir"
+                f"{place}: {change}: delete it, or give another folder with --output_dir"
             )
 
 
@@ -593,7 +627,10 @@ def _numbers(seeds: str) -> list[int]:
 
 
 def _listing(runs: Sequence[Run], stored: Mapping, changed: Mapping[str, str]) -> str:
-    """One line for each run with its state, and their number. `changed`: see `refuse_changed_results`."""
+    """One line for each run with its state, which is done, to do, or the option that differs from a stored result.
+
+    The last line has the number of runs. `changed`: see `refuse_changed_results`.
+    """
     lines = []
     done = 0
     for run in runs:
@@ -608,9 +645,10 @@ def _listing(runs: Sequence[Run], stored: Mapping, changed: Mapping[str, str]) -
 def _report(
     study: Study, runs: Sequence[Run], seeds: Sequence[int], results: Path, figures: Path
 ) -> None:
-    """Print and write the study's table and figures, once all results of these seeds are there.
+    """Print and write the study's table and figures if all results of `seeds` are there, or else how many are missing.
 
-    They are of all seeds among `runs` that are complete, so that no planned one is lost.
+    Table and figures have every seed of `runs` that is complete, also one that is not among `seeds`: they replace
+    earlier ones, from which no seed may vanish.
     """
     stored = read_results(results)
     incomplete = {run.seed for run in runs if run.name not in stored}
@@ -640,9 +678,13 @@ def _report(
 def _run_all(
     study: Study, runs: Sequence[Run], work: Path, results: Path, workers: int
 ) -> list[str]:
-    """Run them, `workers` at a time (0: one for each core). Returns what failed."""
+    """Make the results of these runs, `workers` at a time (0: one for each core); return the reasons of failures.
+
+    If all runs that the protocol plans are stored then, their results become one file.
+    """
     commands = Commands()
     failures = []
+    # The cores that this process may use, if the system can tell.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     with RunLock() as lock, ThreadPoolExecutor(workers or cores) as pool:
         lock.take(work)
@@ -653,7 +695,7 @@ def _run_all(
             )
             for job in shown:
                 error = job.exception()
-                # One fault may end all runs of a seed: it is said once.
+                # If the start of a seed fails, all its runs fail with the same error, which is reported once.
                 if error and reason_of(error) not in failures:
                     failures.append(reason_of(error))
             is_complete = {run.name for run in plan(study)} <= read_results(results).keys()
@@ -695,7 +737,7 @@ def _submit(
     for run in runs:
         by_start.setdefault(run.start, []).append(run)
     jobs = []
-    waiting = []  # what `make_result` needs for each run of the seed before
+    waiting = []  # arguments of `make_result` for each run of the seed before
     for folder, group in by_start.items():
         start = pool.submit(make_start, study, group[0], work / folder, commands)
         for earlier in waiting:
@@ -718,10 +760,12 @@ def make_start(study: Study, run: Run, folder: Path, commands: "Commands") -> St
     """Train the SFT model of a seed, and its reward model if the study has one, unless the protocol names them."""
     log = folder.with_suffix(".log")
     sft = Path(study.sft) if study.sft else folder / "sft"
+    # log.json, and accuracy.json of a reward model, are written last: a folder without it was left by an interrupted
+    # study.
     if not study.sft and not (sft / "sft" / "log.json").is_file():
-        shutil.rmtree(sft, ignore_errors=True)  # left by an interrupted study
+        shutil.rmtree(sft, ignore_errors=True)
         words = [*run.words["sft"], f"--output_dir={sft}"]
-        if not _has_answers(run.options):
+        if not _has_answers(run.options):  # then the policy starts as the base model is
             words.append("--sft_epochs=0")
         commands.run(["sft", *words], log)
     if not study.reward_model:
@@ -734,20 +778,24 @@ def make_start(study: Study, run: Run, folder: Path, commands: "Commands") -> St
 
 
 def _has_answers(options: Mapping) -> bool:
-    """Return whether the data of these options have answers that SFT can learn from."""
+    """Return whether the data of these options have answers that SFT can learn from, as all embedded data have."""
     if options["dataset"] in EMBEDDED:
         return True
     where = {}
     for name in ("dataset_config", "data_dir", "split", "columns"):
         where[name] = options.get(name, "")
     rows = find_rows(options["dataset"], **where).rows
+    # The first fraction is the share of the rows for SFT. It is 0 if the columns hold prompts alone.
     return not rows or form_of(columns_of(rows), where["columns"]).fractions[0] > 0
 
 
 def make_result(
     study: Study, run: Run, start: "Future[Start]", work: Path, results: Path, commands: "Commands"
 ) -> None:
-    """Train and evaluate one method with one seed, and write the result. `start` is a future of `make_start`."""
+    """Train and evaluate one method with one seed, and write the result.
+
+    `start` is the future of `make_start` for this seed, which this function waits for.
+    """
     models = start.result()
     folder = work / run.folder
     training = folder / "training"
@@ -759,7 +807,7 @@ def make_result(
     if not study.of_curves and not study.sft:
         check_there_are_enough_prompts(run, models.sft)
 
-    # 1. Train, from the last checkpoint if the run was interrupted.
+    # 1. Train, from the last checkpoint if the run was interrupted. If it has begun its evaluation, training is done.
     stage = TRAINING[run.command]
     trained = training if stage else None
     if stage and not evaluation.exists():
@@ -767,7 +815,7 @@ def make_result(
         place = f"--resume={training}" if is_interrupted_run else f"--output_dir={training}"
         commands.run([stage, *run.words[stage], *inputs, place], log)
 
-    # 2. Evaluate, unless the training curve is the outcome.
+    # 2. Evaluate, unless the training curve is the outcome. Without a trained policy the SFT model answers.
     if study.of_curves:
         measured = collect_result(trained, None, models.sft, models.rm)
     else:
@@ -793,7 +841,10 @@ def make_result(
 
 
 def check_there_are_enough_prompts(run: Run, sft: Path) -> None:
-    """Raise `InputError` if fewer held-out prompts are there than the study asks for; `sft`: the run of this seed."""
+    """Raise `InputError` if there are fewer held-out prompts than the study asks for.
+
+    `sft` is the folder in which `marlhf sft` has trained the seed's SFT model, and counted the data.
+    """
     counts = json.loads((sft / "data.json").read_text(encoding="utf-8"))
     there = counts.get("test_prompts", counts["test"])  # older files count rows alone
     if there < run.prompts:
@@ -820,6 +871,7 @@ class Commands:
         tied = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
         # One thread, and few lines of progress bars in the log.
         calm = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "TQDM_MININTERVAL": "30"}
+        # With the lock, because `stop` in another thread must not miss a command that is just being started.
         with open(log, "a", encoding="utf-8") as file, self.lock:
             if self.stopped:
                 raise InputError("interrupted")
@@ -847,7 +899,8 @@ class Commands:
 
 
 def log_end(path: Path, lines: int = 5) -> str:
-    """The last lines of a log that are not empty."""
+    """The last `lines` lines of a log that are not empty, indented."""
+    # A progress bar returns to the start of its line with \r instead of beginning a new one.
     text = path.read_text(encoding="utf-8", errors="replace").replace("\r", "\n")
     filled = [line for line in text.split("\n") if line.strip()]
     return "\n".join(f"  {line}" for line in filled[-lines:]) or "  (nothing)"
