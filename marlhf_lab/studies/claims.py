@@ -1,4 +1,6 @@
-"""Numbers that no table has, from the stored results; `docs/results.md` has some: `python -m ...studies.claims`.
+"""Numbers that no table has, from the stored results. `docs/results.md` has some of them.
+
+`python -m marlhf_lab.studies.claims` prints all.
 
 The explained variances of `critic_tries` are primary outcomes; the ratio of `tuned_steps` to 0.6 and the noise of
 `critic_head` in the first five updates were chosen before the first run. All others are exploratory.
@@ -35,7 +37,9 @@ RATIOS = [  # study, methods (see `ratio_of_updates`), threshold, window
 ]
 
 
-NEVER = [  # name, study, method: how many runs never reach the score of 0.8, so that a ratio is only a bound
+# Name of the number, study, method: how many runs never reach the score of 0.8. They count with all their updates, so
+# that a ratio of updates is only a bound.
+NEVER = [
     ("umbrella: PPO runs that never arrive, 128 tokens", "umbrella", "L128 first E0"),
     ("critic_confirm: PPO runs that never arrive, new critic", "critic_confirm", "blind PPO"),
     (
@@ -52,7 +56,7 @@ NEVER = [  # name, study, method: how many runs never reach the score of 0.8, so
 
 
 def claims() -> dict[str, str]:
-    """Return name of a number -> the number with its 95 % interval, as text."""
+    """Return name of a number -> the number as text, in most cases with its 95 % interval."""
     return (
         _updates()
         | _early_accuracy()
@@ -86,7 +90,7 @@ def _updates() -> dict[str, str]:
 
 
 def _early_accuracy() -> dict[str, str]:
-    """Differences of the share of right answers in arithmetic, before all methods reach the same."""
+    """How many more answers are right with MA-PPO than with PPO in arithmetic, before both reach the same share."""
     texts = {}
     for study in ("tuned_steps", "steps_confirm"):
         value = _between(stored_results(study), "gold_mean", first=51, last=60)
@@ -95,7 +99,7 @@ def _early_accuracy() -> dict[str, str]:
 
 
 def _critic_tries() -> dict[str, str]:
-    """The mean explained variance of each way to train a critic."""
+    """How much of the score's variance the critic explains, for each way to train it; means over updates and seeds."""
     texts = {}
     for method, runs in by_method(stored_results("critic_tries")).items():
         means = [np.mean([row[EXPLAINED] for row in curve_of(run)]) for run in runs.values()]
@@ -105,7 +109,7 @@ def _critic_tries() -> dict[str, str]:
 
 
 def _kl_price() -> dict[str, str]:
-    """Differences at equal KL over all prices of KL, and what averaging KL rewards makes of one price."""
+    """What MA-PPO adds to final scores at equal KL, over all KL coefficients; its KL if KL rewards are averaged."""
     trained = []
     for study in ("kl_price", "kl_price_high"):
         trained += [run for run in stored_results(study) if run["method"] != "SFT"]
@@ -113,7 +117,7 @@ def _kl_price() -> dict[str, str]:
     for score in ("rm_score", "gold"):
         value = at_equal_kl(trained, score, degree=2)
         texts[f"kl_price: MA-PPO - PPO at equal KL, {score}"] = interval(value, "+.3f")
-    kl = {}
+    kl = {}  # method -> its final KL, mean over prompts and seeds
     for method, runs in by_method(stored_results("kl_price")).items():
         kl[method] = np.mean([np.mean(run["final"]["kl"]) for run in runs.values()])
     times = kl["MA-PPO mean 0.05"] / kl["PPO 0.05"]
@@ -122,7 +126,7 @@ def _kl_price() -> dict[str, str]:
 
 
 def _critic_head() -> dict[str, str]:
-    """How much less the values of a critic whose head starts at zero vary, paired by seed."""
+    """How much less noise the values of a critic have if its head starts at zero, in updates 1 to 5, paired by seed."""
     noise = means_of(stored_results("critic_head"), (1, 5), "value_noise")
     less = []
     for seed, with_head_of_zero in noise["blind PPO, zero"].items():
@@ -132,9 +136,9 @@ def _critic_head() -> dict[str, str]:
 
 
 def _equal_kl() -> dict[str, str]:
-    """Differences at equal KL: in `sentiment_settle`, and in `turns` of the score that was trained on."""
+    """Differences of scores at equal KL: of PPO-0.99 from PPO in `sentiment_settle`, of MA-PPO from PPO in `turns`."""
     settled = difference_at_kl(stored_results("sentiment_settle"), "PPO lam^(1/5)", "PPO")
-    # Paths have the gold score if there is one; without it they have the reward.
+    # In `turns` the score is to be the reward that was trained on. Paths take it if a curve has no gold score.
     without_gold = []
     for run in stored_results("turns"):
         curve = []
@@ -149,7 +153,11 @@ def _equal_kl() -> dict[str, str]:
 
 
 def _near() -> dict[str, str]:
-    """What `sentiment_near` shows beside its outcomes, and at equal KL the difference between it and its far words."""
+    """Numbers beside the outcomes of `sentiment_near`, in which the last words of an answer are rewarded.
+
+    Of MA-PPO − PPO: in `sentiment_settle`, where the first words are rewarded, minus here, at equal KL; and the early
+    reward here. Then the signal of MA-PPO's gradient over that of PPO with two critics, if the last words are rewarded.
+    """
     results = stored_results("sentiment_near")
     near = difference_at_kl(results, "MA-PPO", "PPO")
     far = difference_at_kl(stored_results("sentiment_settle"), "MA-PPO", "PPO")
@@ -167,7 +175,10 @@ def _near() -> dict[str, str]:
 
 
 def _after_the_price() -> dict[str, str]:
-    """Reward − β·KL, PPO's objective, in `sentiment_settle`: differences, and each method against its first update."""
+    """PPO's objective, reward − β·KL, in `sentiment_settle`: against each method's first update, and against PPO.
+
+    Beside it, how far the methods went from the starting model: their KL, and how often an estimate of it is negative.
+    """
     study = "sentiment_settle"
     results = stored_results(study)
     first, last = load_study(study).mean_updates
@@ -178,7 +189,9 @@ def _after_the_price() -> dict[str, str]:
         late[method] = {}
         start[method] = {}
         for seed, run in runs.items():
+            # β is 0.05, as the protocol has it.
             objective = [row["score_mean"] - 0.05 * row["kl_k1"] for row in run["curve"]]
+            # Updates are counted from 1, positions in a list from 0.
             late[method][seed] = np.mean(objective[first - 1 : last])
             start[method][seed] = objective[0]
     # 2. Against the first update, and against PPO, paired by seed.
@@ -205,13 +218,15 @@ def _after_the_price() -> dict[str, str]:
 
 
 def _by_the_rules() -> dict[str, str]:
-    """Without the seeds that ran out of order, on two kinds of machine, or before a first look at the results."""
+    """Outcomes of four studies without those seeds that depart from the protocol's rules; each block has its reason."""
     texts = {}
+    # In each of these seeds one run was made after the last seed, against the stop rule.
     kept = _without_seeds("turns", 802, 804, 813)
     updates = load_study("turns").mean_updates
     value = difference_of_means(kept, ["MA-PPO turn", "PPO"], updates)
     texts["turns, without 802, 804, 813: turns - PPO"] = interval(value, "+.4f")
 
+    # Seed 843 ran on two kinds of machine.
     kept = _without_seeds("sentiment_near", 843)
     updates = load_study("sentiment_near").mean_updates
     near = difference_of_means(kept, ["MA-PPO", "PPO"], updates)
@@ -220,12 +235,14 @@ def _by_the_rules() -> dict[str, str]:
     value = interaction(far["by_seed"], near["by_seed"])
     texts["sentiment_near, without 843: far - near"] = interval(value, "+.3f")
 
+    # Seed 866 ran on two kinds of processor.
     kept = _without_seeds("critic_head", 866)
     value = ratio_of_updates(
         kept, ["seeing MA-PPO, zero", "seeing MA-PPO"], threshold=0.8, window=3
     )
     texts["critic_head, without 866: seeing MA-PPO, zero / normal"] = interval(value, ".3f")
 
+    # The first eight seeds, 910 to 917, were analysed before the other twelve ran.
     kept = [run for run in stored_results("umbrella_start") if run["seed"] > 917]
     for ours, theirs in (("S", "M"), ("M", "L")):
         value = ratio_of_updates(kept, [ours, theirs], threshold=0.8, window=3)
@@ -235,12 +252,15 @@ def _by_the_rules() -> dict[str, str]:
 
 
 def _without_seeds(study: str, *seeds: int) -> list[dict]:
-    """The stored results of a study, without those of these seeds."""
+    """Return the stored results of a study, without the runs of these seeds."""
     return [run for run in stored_results(study) if run["seed"] not in seeds]
 
 
 def _first_gradients() -> dict[str, str]:
-    """MA-PPO's signal over that of λ^(1/5) and of the value at the start, in the record of `gradient_signal`."""
+    """Signal-to-noise of MA-PPO's gradient over that of PPO-0.99 and of MA-PPO with the first value as its baseline.
+
+    All three have the critic that was trained from a head of zero.
+    """
     record = gradient_record("benchmark_gradient_signal_afterwards")
     projections = record["cells"]["projections"]["zero, trained"]
     texts = {}
@@ -251,7 +271,7 @@ def _first_gradients() -> dict[str, str]:
 
 
 def _critics() -> dict[str, str]:
-    """How well the critics of all stored runs predict the score: counts of runs, by a warm-up and by study.
+    """How well the critics of all stored runs predict the score: counts of runs with and without a critic's warm-up.
 
     A run's number is the mean of the score's explained variance over the first ten updates in which its policy learned
     (a critic's warm-up comes before them). Runs without a critic have none, and are not counted.
@@ -260,16 +280,17 @@ def _critics() -> dict[str, str]:
     new: dict[str, list[float]] = {}
     trained_first: dict[str, list[float]] = {}
     for folder in sorted(shipped("results").iterdir()):
-        if not (STUDIES / f"{folder.name}.yaml").is_file():
+        if not (STUDIES / f"{folder.name}.yaml").is_file():  # not the results of a study
             continue
         for run in stored_results(folder.name):
+            # `curve_of` leaves the warm-up out.
             early = [row.get(EXPLAINED) for row in curve_of(run)[:10]]
             values = [value for value in early if value is not None]
             if values:
                 has_warmup = run["options"].get("critic_warmup", 0) > 0
                 studies = trained_first if has_warmup else new
                 studies.setdefault(folder.name, []).append(float(np.mean(values)))
-    # 2. All of them, and those of some tasks.
+    # 2. All runs, and those of some tasks. 0.05 and 0.2 are the bounds that docs/results.md counts by.
     all_new = np.concatenate(list(new.values()))
     all_trained = np.concatenate(list(trained_first.values()))
     above = {study: sum(x > 0.2 for x in values) for study, values in trained_first.items()}
@@ -278,8 +299,8 @@ def _critics() -> dict[str, str]:
         if load_study(study).shared.get("dataset") == "tiny-umbrella":
             above_in_umbrella += count
     start = trained_first["umbrella_start"]
-    of_summaries = ("summaries", "summaries_schedule", "critic_tries")
-    summaries = np.concatenate([trained_first[study] for study in of_summaries])
+    studies_of_summaries = ("summaries", "summaries_schedule", "critic_tries")
+    summaries = np.concatenate([trained_first[study] for study in studies_of_summaries])
     arithmetic = np.concatenate([trained_first[study] for study in ("steps", "steps_schedule")])
     return {
         "critics: runs without a warm-up": f"{len(all_new):,}",
@@ -297,7 +318,10 @@ def _critics() -> dict[str, str]:
 
 
 def _trained_critic() -> dict[str, str]:
-    """What a larger λ and macro actions do with a critic that was trained first, and arithmetic's critic at the end."""
+    """Runs that never reach the score, ratios with a critic that was trained first, and arithmetic's critic at the end.
+
+    The ratios are updates of PPO-0.99 (E1, L) and of MA-PPO (M) over those of PPO (E0, T).
+    """
     texts = {}
     for name, study, method in NEVER:
         runs = by_method(stored_results(study))[method].values()
@@ -318,7 +342,10 @@ def _trained_critic() -> dict[str, str]:
 
 
 def _temperature() -> dict[str, str]:
-    """Scores of `temperature` at each sampling temperature, best of one and of eight, and differences of changes."""
+    """Contrasts of `temperature`, and RM scores at each sampling temperature, of one answer and of the best of eight.
+
+    A contrast is how a score changes from one temperature to another with one method, minus the same with another.
+    """
     record = json.loads(shipped("results/benchmark_temperature.json").read_text(encoding="utf-8"))
     texts = {}
     for pair, by_score in record["found"]["contrasts"].items():
@@ -334,7 +361,7 @@ def _temperature() -> dict[str, str]:
 
 
 def _averaged_kl() -> dict[str, str]:
-    """KL in the updates of the primary outcome of `kl_price_umbrella`, of the two methods that it compares."""
+    """KL of the two methods that the primary outcome of `kl_price_umbrella` compares, in the updates that it counts."""
     distance = means_of(stored_results("kl_price_umbrella"), (21, 30), "kl_k1")
     texts = {}
     for method in ("M mean 2.5", "L 2.5/5"):
@@ -344,7 +371,7 @@ def _averaged_kl() -> dict[str, str]:
 
 
 def _signal_apart() -> dict[str, str]:
-    """Outcomes of `signal_apart`: signals less those of the placebo, by setting and pair of estimators."""
+    """Outcomes of `signal_apart`, by setting: the difference of two estimators' signals, minus that of the placebo."""
     record = json.loads(shipped("results/benchmark_signal_apart.json").read_text(encoding="utf-8"))
     texts = {}
     for setting, found in record["found"].items():
@@ -354,7 +381,10 @@ def _signal_apart() -> dict[str, str]:
 
 
 def _between(results: Sequence[Mapping], metric: str, first: int, last: int) -> dict:
-    """MA-PPO - PPO in the mean of a metric of the training batches of these updates, with its 95 % t-interval."""
+    """MA-PPO − PPO in a metric, paired by seed, with its 95 % t-interval.
+
+    A seed's number is the mean over the training batches of the updates `first` to `last`, counted from 1.
+    """
     runs = by_method(results)
     means = {}
     for method in ("MA-PPO", "PPO"):
@@ -370,7 +400,8 @@ def at_equal_kl(results: Sequence[Mapping], score: str, degree: int) -> dict:
 
     Least squares over all runs: an effect of each seed, the powers of log KL up to `degree`, and one of MA-PPO.
     """
-    # 1. A row for each run; the first column is MA-PPO's effect.
+    # 1. The design matrix, with a row for each run. Its first column is 1 for MA-PPO and 0 for PPO, so that the first
+    #    coefficient is what MA-PPO adds. The columns of the seeds take the place of a constant.
     log_kl = np.log([np.mean(run["final"]["kl"]) for run in results])
     powers = [log_kl**power for power in range(1, degree + 1)]
     is_ours = np.array([run["method"].startswith("MA-PPO") for run in results])
@@ -379,10 +410,12 @@ def at_equal_kl(results: Sequence[Mapping], score: str, degree: int) -> dict:
     design = np.column_stack([is_ours, *powers, has_seed]).astype(float)
     scores = np.array([np.mean(run["final"][score]) for run in results])
     # 2. The fit, and the standard error of the first coefficient.
-    fit, squares, *_ = np.linalg.lstsq(design, scores, rcond=None)
-    freedom = len(scores) - design.shape[1]
-    variance = squares[0] / freedom * np.linalg.inv(design.T @ design)[0, 0]
-    half = t_quantile(freedom) * variance**0.5
+    fit, sums_of_squares, *_ = np.linalg.lstsq(design, scores, rcond=None)
+    degrees_of_freedom = len(scores) - design.shape[1]
+    # The variance of a coefficient in least squares: that of the residuals, times its entry on the diagonal
+    # of (X'X)⁻¹.
+    variance = sums_of_squares[0] / degrees_of_freedom * np.linalg.inv(design.T @ design)[0, 0]
+    half = t_quantile(degrees_of_freedom) * variance**0.5
     return {"mean": fit[0], "low": fit[0] - half, "high": fit[0] + half}
 
 
