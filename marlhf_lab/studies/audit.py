@@ -21,7 +21,8 @@ from marlhf_lite.utils.tables import markdown
 
 RESULTS = "data/results"
 PAGE = "docs/provenance.md"
-WRITTEN = rf"[AM]\t.*(-seed\d+\.json(\.gz)?|/{re.escape(JOINED)})$"  # a line of git's log
+# A line of git's log that says that a file with results was added (A) or modified (M).
+WRITTEN = rf"[AM]\t.*(-seed\d+\.json(\.gz)?|/{re.escape(JOINED)})$"
 FACTS = {
     "older": "runs that began before their protocol was committed",
     "lacking": "runs whose commit does not hold their protocol",
@@ -45,7 +46,10 @@ runs were made from. All times are UTC.
 
 
 def write_page(root: Path) -> str:
-    """Write the page of all studies to `docs/`. Returns it. Raises `InputError` for a fact without a note."""
+    """Write the page of all studies to `docs/`, and return it.
+
+    Raises `InputError` for a fact without a note and for a note without a fact.
+    """
     notes = yaml.safe_load((root / RESULTS / "history.yaml").read_text(encoding="utf-8"))
     rows = audit(root, notes)
     text = page(rows, notes)
@@ -56,7 +60,7 @@ def write_page(root: Path) -> str:
     noted = set()
     for study, explained in notes.items():
         noted |= {f"{study}: {fact}" for fact in explained}
-    faults = sorted(facts ^ noted)
+    faults = sorted(facts ^ noted)  # what is in one of the sets alone
     if faults:
         raise InputError(
             f"{RESULTS}/history.yaml: {'; '.join(faults)}: each fact needs a note, each note a fact"
@@ -86,10 +90,10 @@ def page(rows: Sequence[Mapping], notes: Mapping[str, Mapping]) -> str:
 def audit(root: Path, notes: Mapping[str, Mapping]) -> list[dict]:
     """Return a row for each folder of results: study, protocol, runs, begun, commits, facts (name -> finding).
 
-    Lost runs left no file, so only this fact comes from the notes.
+    That runs were lost is the one fact that only the notes tell, because lost runs left no file.
     """
     environments, runs_here = _stored(root)
-    folders: dict[Path, dict] = {}
+    folders: dict[Path, dict] = {}  # folder -> name of a run -> its environments
     for path in sorted(runs_here):
         folders.setdefault(path.parent, {})[path.name] = environments[path]
     rows = []
@@ -102,14 +106,21 @@ def audit(root: Path, notes: Mapping[str, Mapping]) -> list[dict]:
 
 
 def _row(root: Path, study: str, stored: Mapping[str, Sequence[Mapping]]) -> dict:
-    """`stored`: name of a run -> environments of its result's versions, oldest first."""
+    """Return the row of a folder of results, see `audit`.
+
+    study: the folder, such as `main`, or a folder in it; stored: name of a run in it -> environments of the versions of
+    its result, oldest first.
+    """
     name = study.split("/")[0]
-    last = {run: versions[-1] for run, versions in stored.items()}
+    last = {run: environments[-1] for run, environments in stored.items()}
     begun = sorted(run["date"] for run in last.values())
     facts = {
-        "dirty": _share(stored, lambda runs: runs[-1]["git_dirty"]),
-        "rerun": _share(stored, lambda runs: len({run["date"] for run in runs}) > 1),
+        "dirty": _count(stored, lambda environments: environments[-1]["git_dirty"]),
+        "rerun": _count(
+            stored, lambda environments: len({env["date"] for env in environments}) > 1
+        ),
     }
+    # As a path in the repository at `root`, which may be another one than that of this file.
     protocol = STUDIES.relative_to(Path(__file__).parents[2]) / f"{name}.yaml"
     versions = _versions(root, protocol)
     fixed = "none"
@@ -135,13 +146,12 @@ def facts_of_protocol(
 ) -> dict[str, str]:
     """Return the facts that compare runs with their protocol; a fact that does not hold is an empty text.
 
-    A folder below that of the study holds some of its runs, so none of them is missing there.
-
     Args:
-        root: of the repository.
-        versions: of the protocol, at least one, see `_versions`.
-        stored: name of a run -> environments of its result's versions, oldest first.
-        is_whole_study: whether the folder is that of the study.
+        root: the repository.
+        versions: the versions of the protocol, at least one, see `_versions`.
+        stored: name of a run -> environments of the versions of its result, oldest first.
+        is_whole_study: whether the runs are those of the study's own folder. A folder in it holds only some of the
+            runs, so there none counts as missing.
     """
     dates, _, paths, texts = zip(*versions, strict=True)
     last = {run: environments[-1] for run, environments in stored.items()}
@@ -150,18 +160,23 @@ def facts_of_protocol(
     for environments in stored.values():
         dates_of_runs += [run["date"] for run in environments]
     first_run = min(dates_of_runs)
+    # The last version before the first run. If there is none, the first version that was committed at all.
     versions_before_first_run = sum(date <= first_run for date in dates)
     then = yaml.safe_load(texts[max(versions_before_first_run - 1, 0)])
     planned = set()
     for name, method in then["methods"].items():
-        for seed in method.get("seeds", then["seeds"]):
+        for seed in method.get(
+            "seeds", then["seeds"]
+        ):  # earlier protocols gave a method fewer seeds
             planned.add(run_name(name, seed))
     # 2. The commits that runs were made from and that hold the protocol.
     commits = {run["git_commit"] for run in last.values()}
     holding = {commit for commit in commits if _holds(root, commit, paths)}
     return {
-        "older": _share(stored, lambda runs: runs[-1]["date"] < dates[0]),
-        "lacking": _share(stored, lambda runs: runs[-1]["git_commit"] not in holding),
+        "older": _count(stored, lambda environments: environments[-1]["date"] < dates[0]),
+        "lacking": _count(
+            stored, lambda environments: environments[-1]["git_commit"] not in holding
+        ),
         "changed": _changes(dates, texts, first_run),
         "added": _listing(set(last) - planned),
         "missing": _listing(planned - set(last)) if is_whole_study else "",
@@ -170,14 +185,17 @@ def facts_of_protocol(
     }
 
 
-def _share(stored: Mapping, has: Callable[[Sequence], bool]) -> str:
-    """How many runs have something, as `3 of 24`; empty if none has. `has` is asked with a run's environments."""
-    count = sum(bool(has(versions)) for versions in stored.values())
+def _count(stored: Mapping, has: Callable[[Sequence], bool]) -> str:
+    """How many runs have something, as `3 of 24`; empty if none has.
+
+    `has` gets the environments of a run, oldest first, and tells whether the run has it.
+    """
+    count = sum(bool(has(environments)) for environments in stored.values())
     return f"{count} of {len(stored)}" if count else ""
 
 
 def _listing(runs: Iterable[str]) -> str:
-    """Methods, and how many runs of each, as `E1 (5)`."""
+    """The methods of these runs, with the number of runs of each, as `E1 (5)`; `runs` are their names."""
     counts = Counter(run.rsplit("-seed")[0] for run in sorted(runs))
     return ", ".join(f"{name} ({n})" for name, n in counts.items())
 
@@ -187,17 +205,21 @@ def _late(seeds: Sequence[int], last: Mapping[str, Mapping]) -> str:
 
     seeds: in the protocol's order; last: name of a run -> its environment.
     """
-    ends = {seed: max(run["date"] for run in runs) for seed, runs in _by_seed(last).items()}
-    in_order = [seed for seed in seeds if seed in ends]
+    # seed -> when its last run began
+    last_begin = {seed: max(run["date"] for run in runs) for seed, runs in _by_seed(last).items()}
+    in_order = [seed for seed in seeds if seed in last_begin]
     late = []
     for place, seed in enumerate(in_order):
-        if any(ends[later] < ends[seed] for later in in_order[place + 1 :]):
+        if any(last_begin[later] < last_begin[seed] for later in in_order[place + 1 :]):
             late.append(str(seed))
     return ", ".join(late)
 
 
 def _mixed(last: Mapping[str, Mapping]) -> str:
-    """The seeds whose runs differ in what a seed's random numbers depend on; older records lack some of it."""
+    """The seeds whose runs differ in `HARDWARE`, which random numbers of a seed depend on.
+
+    What an older record lacks counts as None.
+    """
     mixed = []
     for seed, runs in sorted(_by_seed(last).items()):
         kinds = {tuple(run.get(key) for key in HARDWARE) for run in runs}
@@ -207,24 +229,28 @@ def _mixed(last: Mapping[str, Mapping]) -> str:
 
 
 def _by_seed(last: Mapping[str, Mapping]) -> dict[int, list[Mapping]]:
-    """Seed -> environments of its runs, from their names, which end with it."""
+    """Seed -> environments of its runs. The seed is read from the end of a run's name."""
     found: dict[int, list[Mapping]] = {}
     for name, run in last.items():
         found.setdefault(int(name.rsplit("-seed")[1]), []).append(run)
     return found
 
 
-def _changes(dates: Sequence[str], texts: Sequence[str], first: str) -> str:
-    """What changed in each version after the first run began: its text (comments), or keys such as methods."""
-    versions = []
+def _changes(dates: Sequence[str], texts: Sequence[str], first_run: str) -> str:
+    """What each version changed that was committed after the first run began, as `methods, text (date)`.
+
+    Keys of the protocol are named by themselves, and its comments as "text".
+    """
+    protocols = []
     for text in texts:
+        # Comments are compared word by word, so that a line that is wrapped anew is no change.
         comments = " ".join(re.findall("^#.*", text, re.M))
-        versions.append(yaml.safe_load(text) | {"text": re.findall(r"[^\s#]+", comments)})
+        protocols.append(yaml.safe_load(text) | {"text": re.findall(r"[^\s#]+", comments)})
     changes = []
-    for date, before, after in zip(dates[1:], versions[:-1], versions[1:], strict=True):
-        both = dict.fromkeys([*before, *after])
-        keys = [key for key in both if before.get(key) != after.get(key)]
-        if date > first and keys:
+    for date, before, after in zip(dates[1:], protocols[:-1], protocols[1:], strict=True):
+        keys_of_both = dict.fromkeys([*before, *after])
+        keys = [key for key in keys_of_both if before.get(key) != after.get(key)]
+        if date > first_run and keys:
             changes.append(f"{', '.join(keys)} ({_short(date)})")
     return "; ".join(changes)
 
@@ -249,8 +275,9 @@ def _git(root: Path, *arguments: str, stdin: str = "") -> bytes:
 
 
 def _versions(root: Path, path: Path) -> list[tuple[str, str, str, str]]:
-    """(Date, commit, path, text) of a file's versions, oldest first, through renames; none if never committed."""
+    """(Date, commit, path, text) of each committed version of a file, oldest first, also under its former names."""
     # An entry: a line with commit and date, an empty line, and a line with status and path (two paths for a rename).
+    # \0, which git writes for %x00, begins each entry.
     log = _git(
         root, "log", "--follow", "--name-status", "--format=%x00%H %aI", "--", str(path)
     ).decode()
@@ -259,7 +286,7 @@ def _versions(root: Path, path: Path) -> list[tuple[str, str, str, str]]:
         head, change = entry.strip().split("\n\n")
         commit, date = head.split()
         status, *paths = change.split()
-        name_then = paths[-1]
+        name_then = paths[-1]  # of a rename, the new name
         utc = datetime.datetime.fromisoformat(date).astimezone(datetime.UTC)
         text = _git(root, "show", f"{commit}:{name_then}").decode()
         newest_first.append((utc.isoformat(timespec="seconds"), commit, name_then, text))
@@ -270,15 +297,18 @@ def _versions(root: Path, path: Path) -> list[tuple[str, str, str, str]]:
 
 
 def _holds(root: Path, commit: str, paths: Sequence[str]) -> bool:
-    """Whether a commit has a file at one of these paths: git then says that it is a blob."""
+    """Whether a commit has a file at one of these paths."""
+    # git answers each line; of a file it says that it is a blob.
     questions = "".join(f"{commit}:{path}\n" for path in set(paths))
     return b" blob " in _git(root, "cat-file", "--batch-check", stdin=questions)
 
 
 def _stored(root: Path) -> tuple[dict[Path, list[dict]], set[Path]]:
-    """Folder / name of a run -> environments of its versions in history, oldest first, and of its file; those here.
+    """Return the environments of all versions of each run, and the runs that have a result now.
 
-    A run that is in a separate file and later in one of the whole study has the same environment in both.
+    A run is written as folder / name. Its environments are those of its results in git's history, oldest first, and
+    then that of its file now. One of them may be there several times: in the run's own file, and later in the file of
+    the whole study.
     """
     # 1. Every version of a results file that history has, oldest first.
     log = _git(
@@ -289,11 +319,12 @@ def _stored(root: Path) -> tuple[dict[Path, list[dict]], set[Path]]:
     for line in log.splitlines():
         if re.search(WRITTEN, line):
             change, path = line.split("\t")
-            _, _, _, blob_after, _ = change.split()  # two modes, two blobs, a status
+            # Modes and blobs before and after the change, and a status; a blob is the content of a file.
+            _, _, _, blob_after, _ = change.split()
             blobs.append(blob_after)
             paths.append(root / path)
     in_history = list(zip(paths, _contents(root, blobs), strict=True))
-    # 2. The files that are here.
+    # 2. The files that are there now.
     folders = sorted(path for path in (root / RESULTS).rglob("*") if path.is_dir())
     in_files = []
     for folder in folders:
@@ -310,7 +341,8 @@ def _stored(root: Path) -> tuple[dict[Path, list[dict]], set[Path]]:
 
 
 def _contents(root: Path, blobs: Sequence[str]) -> list[bytes]:
-    """The contents of these blobs: git prints a line with name, kind and size of each, its content and a line break."""
+    """The contents of these blobs, in their order."""
+    # For each blob git prints a line with its name, kind and size, then its content and a line break.
     answer = io.BytesIO(_git(root, "cat-file", "--batch", stdin="\n".join(blobs)))
     contents = []
     for _ in blobs:
