@@ -25,7 +25,7 @@ CRITIC = {
     "credit_seen": "credit seen s",
     "score_explained_variance": "explained variance of the score",
 }
-# objectives; the last two leave advantages as they are
+# Objectives for which `signal_kept` holds. vc_ppo and released leave advantages as they are; "" is PPO's own objective.
 FORMULA_HOLDS = {"", "sae", "vc_ppo", "released"}
 
 
@@ -38,15 +38,15 @@ def learning_table(
     """Return one row for each method of each group that has results.
 
     Args:
-        groups: name -> methods; the first one with results is the reference of its group.
+        groups: name -> methods; the first method with results is the reference of its group.
         results: result files of the study, one for each method and seed.
         threshold: the gold score to reach.
-        window: updates in the mean that is compared with it.
+        window: updates in the mean that is compared with the threshold.
 
     Returns:
-        group, method, seeds; updates (median or None, by_seed with None if it is not reached); area (mean, by_seed);
-        and if known updates_difference and area_difference (mean, low, high, by_seed), credit_seen,
-        score_explained_variance, n, and kept (three shares).
+        Rows with group, method, seeds; updates to the threshold and area under the curve, see `summary_of_speeds`; and
+        if they are known, updates_difference and area_difference from the reference (see `t_interval`), credit_seen and
+        score_explained_variance of the critic, and n and kept, see `_credit_kept`.
     """
     rows = []
     for group, names in groups.items():
@@ -62,20 +62,20 @@ def learning_table(
             }
         for place, (name, runs) in enumerate(by_method.items()):
             row = {"group": group, "method": name} | summary_of_speeds(speeds[name])
-            if place > 0:
+            if place > 0:  # the method at place 0 is the reference itself
                 reference = speeds[next(iter(by_method))]
                 row |= differences_from(reference, speeds[name])
             row |= critic_while_learning(runs, speeds[name])
             options = runs[row["seeds"][0]]["options"]
-            rows.append(row | _kept(options, row.get("credit_seen")))
+            rows.append(row | _credit_kept(options, row.get("credit_seen")))
     return rows
 
 
 def speed_of(run: Mapping, threshold: float, window: int) -> dict:
     """Return how fast a run learned.
 
-    `reached` is the update at which it reached the threshold, None if it never did; `updates` is the same, or the
-    budget of the run if it never did; `area` is its mean score over all updates.
+    `reached` is the update at which the run reached the threshold, or None. `updates` is the same number, or the number
+    of all the run's updates if it never reached the threshold. `area` is its mean score over all updates.
     """
     scores = [row[SCORE] for row in curve_of(run)]
     reached = updates_to(run, threshold, window)
@@ -83,9 +83,10 @@ def speed_of(run: Mapping, threshold: float, window: int) -> dict:
 
 
 def summary_of_speeds(speeds: Mapping[int, Mapping]) -> dict:
-    """Return seeds, updates and area of a method; `speeds`: seed -> `speed_of` its run.
+    """Return a method's seeds, its updates (median, by_seed) and its area (mean, by_seed).
 
-    The median of updates counts a run that never arrives as later than all others, and is None if it is such a run.
+    In `by_seed` of updates, a run that never reaches the threshold has None. The median counts such runs as later than
+    all others, and is None if it falls on one of them. `speeds`: seed -> `speed_of` its run.
     """
     reached = [speed["reached"] for speed in speeds.values()]
     areas = [speed["area"] for speed in speeds.values()]
@@ -98,7 +99,11 @@ def summary_of_speeds(speeds: Mapping[int, Mapping]) -> dict:
 
 
 def differences_from(reference: Mapping[int, Mapping], speeds: Mapping[int, Mapping]) -> dict:
-    """Return updates and area minus those of the reference, over the seeds that both have."""
+    """Return updates and area minus those of the reference, with t-intervals over the seeds that both have.
+
+    `reference` and `speeds`: seed -> `speed_of` its run. A run that never reaches the threshold counts with all its
+    updates.
+    """
     differences = {}
     for key in ("updates", "area"):
         gaps = [
@@ -109,9 +114,9 @@ def differences_from(reference: Mapping[int, Mapping], speeds: Mapping[int, Mapp
 
 
 def critic_while_learning(runs: Mapping[int, Mapping], speeds: Mapping[int, Mapping]) -> dict:
-    """Return the means of CRITIC's metrics over the updates until the threshold was reached.
+    """Return the means of CRITIC's metrics over all seeds and the updates until the threshold was reached.
 
-    Later all scores are equal, and there is no credit to predict.
+    Later updates are left out: all scores are equal then, and there is no credit to predict.
     """
     values: dict[str, list[float]] = {key: [] for key in CRITIC}
     for seed, speed in speeds.items():
@@ -122,20 +127,26 @@ def critic_while_learning(runs: Mapping[int, Mapping], speeds: Mapping[int, Mapp
     return {key: float(np.mean(found)) for key, found in values.items() if found}
 
 
-def _kept(options: Mapping, seen: float | None) -> dict:
-    """n, and the formula's prediction for the deciding token, if its position is fixed and the formula holds."""
+def _credit_kept(options: Mapping, seen: float | None) -> dict:
+    """Return n, and as `kept` which share of the deciding word's credit its advantage keeps, by `signal_kept`.
+
+    The three shares are for a critic that predicts nothing of the credit, one that predicts what the study has measured
+    (`seen`), and one that predicts all. The dict is empty if the formula does not hold: for other tasks and objectives,
+    and if the word's position or the macro actions are not fixed.
+    """
     if options.get("dataset") != "tiny-umbrella" or "lam" not in options:
         return {}
     place = decisive_token(options.get("part", ""))
     has_fixed_actions = options.get("termination", "fixed") == "fixed"
     if place is None or not has_fixed_actions or options.get("last_token_alone"):
         return {}
+    # The names of objectives without their values, as in "sae,vc_ppo=0.95"
     objectives = {word.partition("=")[0].strip() for word in options["objective"].split(",")}
     # SAE's baseline does not depend on the action's own tokens either, so it is that of the action's start.
     sigma = "start" if "sae" in objectives else options["sigma"]
     if objectives - FORMULA_HOLDS or sigma not in ("equal", "start"):
         return {}
-    predicted_by_critic = min(max(seen or 0.0, 0.0), 1.0)
+    predicted_by_critic = min(max(seen or 0.0, 0.0), 1.0)  # an estimate can lie outside 0 to 1
     kept = []
     for share in (0.0, predicted_by_critic, 1.0):
         n = float(options["n"])
@@ -147,9 +158,9 @@ def _kept(options: Mapping, seen: float | None) -> dict:
 
 
 def learning_report(study, results: Sequence[Mapping], folder: Path, figures: Path) -> str:
-    """Write table.md and summary.json to `folder` and figures to `figures`, and return the table.
+    """Write table.md and summary.json to `folder` and figures to `figures`, and return the text of table.md.
 
-    `study` is a `Study`, and `results` are its stored runs.
+    `study` is a `Study`, and `results` are those of its runs that count.
     """
     # Name of a figure -> its methods; one figure without a name has all.
     groups = study.figures or {"": list(study.methods)}
@@ -159,14 +170,14 @@ def learning_report(study, results: Sequence[Mapping], folder: Path, figures: Pa
     if contrasts:
         text = f"{contrasts}\n\n{text}"
     drawn = learning_figures(groups, results, rows)
-    text += add_equal_kl(study, results, drawn)  # and its figure is added to `drawn`
+    text += add_equal_kl(study, results, drawn)  # this adds its figure to `drawn`
     write_report({"study": study.name, "threshold": study.threshold, "methods": rows}, text, folder)
     save_figures(drawn, figures)
     return text
 
 
 def markdown(rows: Sequence[Mapping], groups: Mapping[str, Sequence[str]], study) -> str:
-    """Write one Markdown table for each group, and a legend. `study` is a `Study`."""
+    """Return one Markdown table for each group, and a legend. `study` is a `Study`."""
     speed = ["method", f"updates to {study.threshold:g}", "difference", "area", "difference"]
     heads = [*speed, *CRITIC.values(), "credit kept"]
     parts = []
@@ -179,7 +190,7 @@ def markdown(rows: Sequence[Mapping], groups: Mapping[str, Sequence[str]], study
 
 
 def cells_of(row: Mapping) -> list[str]:
-    """Return the cells of a method's line, from its row of `learning_table`."""
+    """Return the cells of a method's line, from its row of `learning_table`; "-" for what the row does not have."""
     by_seed = "; ".join(str(update or "never") for update in row["updates"]["by_seed"])
     median = row["updates"]["median"]
     updates = "never" if median is None else f"{median:g}"
@@ -206,7 +217,7 @@ def difference_in(row: Mapping, key: str, form: str) -> str:
 def learning_figures(
     groups: Mapping[str, Sequence[str]], results: Sequence[Mapping], rows: Sequence[Mapping]
 ) -> dict[str, np.ndarray]:
-    """Draw learning curves, a panel for each group, and differences: name of a figure to its Axes."""
+    """Draw learning curves, with a panel for each group, and differences; return name of a figure -> its Axes."""
     drawn = {"learning_curves": learning_curves(groups, results)}
     if any("area_difference" in row for row in rows):
         drawn["differences"] = differences(rows)
@@ -222,6 +233,7 @@ def learning_curves(
     for ax, (group, names) in zip(axes, groups.items(), strict=True):
         curves = {}
         for name in names:
+            # The panel's title names the group already.
             label = page_name(name.removeprefix(group).strip() or name)
             curves[label] = [curve_of(run) for run in results if run["method"] == name]
         plots.reward_curves(curves, metric, WINDOW, ax=ax)
@@ -238,7 +250,7 @@ def learning_curves(
 
 
 def differences(rows: Sequence[Mapping]) -> np.ndarray:
-    """Plot updates to the threshold and area, minus those of the group's reference; returns the [2] Axes."""
+    """Plot updates to the threshold and area, minus those of the group's reference; return the [2] Axes."""
     text = (
         "Minus those of the group's first method, paired by seed. Dot: mean; bar: 95 % t-interval over seeds; small "
         "dots: each seed. Faster is further left on the left, further right on the right."

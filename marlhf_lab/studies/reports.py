@@ -17,7 +17,10 @@ from marlhf_lite.utils.tables import interval, number, table
 
 
 def study_report(study, results: Sequence[Mapping], folder: Path, figures: Path) -> str:
-    """Write table.md and summary.json to `folder` and figures to `figures`. Returns the table. `study` is a `Study`."""
+    """Write table.md and summary.json to `folder` and figures to `figures`, and return the text of table.md.
+
+    `study` is a `Study`, and `results` are those of its runs that count.
+    """
     rows = study_table(results, study.baseline, study.target_method)
     drawn = study_figures(study, results, rows)
     text = markdown(rows, study.baseline, study.target_method)
@@ -30,7 +33,7 @@ def study_report(study, results: Sequence[Mapping], folder: Path, figures: Path)
 def add_equal_kl(study, results: Sequence[Mapping], drawn: dict[str, Axes | np.ndarray]) -> str:
     """Return a paragraph on the two methods of `study.equal_kl`, and add its figure to `drawn`.
 
-    The paragraph is empty, and there is no figure, if the study names no two methods, or if one of them has no run.
+    If the study does not name two methods, or if one of them has no run, the text is empty and there is no figure.
     """
     methods_with_runs = {result["method"] for result in results}
     if not study.equal_kl or not set(study.equal_kl) <= methods_with_runs:
@@ -46,18 +49,18 @@ def write_report(summary: Mapping, text: str, folder: Path) -> None:
 
 
 def save_figures(drawn: Mapping[str, Axes | np.ndarray], figures: Path) -> None:
-    """Write figures, by name, as PNG files to look at and PDF files to print, and close them."""
+    """Write each figure, name -> its Axes, as a PNG file to look at and a PDF file to print; close all figures."""
     for name, axes in drawn.items():
         plots.save_to_see_and_to_print(axes, figures, name)
     plt.close("all")
 
 
 def markdown(rows: Sequence[Mapping], baseline: str = "SFT", target_method: str = "PPO") -> str:
-    """Write scores and costs, rows of `study_table`, as two Markdown tables with a legend under each.
+    """Return rows of `study_table` as two Markdown tables, scores and costs, with a legend under each.
 
-    Without a trained method there is no table of costs.
+    If no method is trained, there is no table of costs.
     """
-    # 1. Scores: key of a row -> head of its column.
+    # 1. Scores: key of a row -> head of its column. `table` leaves out columns that no row has.
     heads = {"method": "method"} | SCORES
     for score, words in SCORES.items():
         heads[f"{score}_gain"] = f"{words}: gain over {baseline}"
@@ -68,6 +71,7 @@ def markdown(rows: Sequence[Mapping], baseline: str = "SFT", target_method: str 
     # 2. Costs: to the final score of the target method, and of the whole training.
     trained = [row for row in rows if "cost_updates" in row]
     if trained:
+        # The target of costs is the reward of training, which is the RM score if there is a reward model.
         score = "RM score" if any("rm_score" in row for row in rows) else "reward"
         heads = {"method": "method"}
         for cost, words in COSTS.items():
@@ -80,7 +84,10 @@ def markdown(rows: Sequence[Mapping], baseline: str = "SFT", target_method: str 
 
 
 def _cell(row: Mapping, name: str) -> str:
-    """What the row of a table has under this key, as text: a word, a number, or one with its interval and seeds."""
+    """Return what a row of `study_table` has under this key as text.
+
+    This is a word, a number, or a mean with its interval or its deviation over seeds, and each seed's in parentheses.
+    """
     value = row.get(name)
     is_cost = name.removeprefix("cost_") in COSTS
     if value is None:
@@ -93,11 +100,11 @@ def _cell(row: Mapping, name: str) -> str:
         return number(value, ".2f" if name == EXPLAINED else ".1f")
     form = ".0f" if is_cost else ".2f"
     seeds = "; ".join("never" if x is None else number(x, form) for x in value["by_seed"])
-    if value["mean"] is None:
+    if value["mean"] is None:  # a cost until a score that some seed never reached
         return f"({seeds})"
     if value.get("std") is not None:
         return f"{number(value['mean'])} ± {number(value['std'])} ({seeds})"
-    # A cost that some seed never reached has a mean and no interval.
+    # The score of a single seed has neither a deviation nor an interval; without low and high its mean stands alone.
     mean_and_interval = interval({"low": None, "high": None} | value, form)
     return f"{mean_and_interval} ({seeds})"
 
@@ -105,14 +112,14 @@ def _cell(row: Mapping, name: str) -> str:
 def study_figures(
     study, results: Sequence[Mapping], rows: Sequence[Mapping]
 ) -> dict[str, Axes | np.ndarray]:
-    """Draw the figures of each group of methods that the study names: name of a figure to its Axes."""
+    """Draw the figures of each group of methods that the study names; return name of a figure -> its Axes."""
     runs = by_method(results)
     groups = study.figures or {"": list(runs)}  # without groups, all methods are one
     drawn: dict[str, Axes | np.ndarray] = {}
     for group, methods in groups.items():
         prefix = f"{group}_" if group else ""
         of_group = [row for row in rows if row["method"] in methods]
-        keys = set().union(*of_group)  # of any row
+        keys = set().union(*of_group)  # the keys that at least one row has
         drawn[f"{prefix}final_scores"] = final_scores(of_group, study.baseline)
         if any(f"{score}_difference" in keys for score in SCORES):
             differences = final_scores(of_group, study.target_method, "difference")
@@ -124,17 +131,17 @@ def study_figures(
     return drawn
 
 
-# score -> its metric while training
+# score of the held-out answers -> the metric of an update that has the same score of the training batch
 METRICS = {"rm_score": "score_mean", "reward": "score_mean", "gold": "gold_mean"}
 
 
 def _curves(
     runs: Mapping, methods: Sequence[str], baseline: str, scores: Mapping[str, str]
 ) -> dict[str, Axes | np.ndarray]:
-    """Score curves, L2 norms and outcomes of programs: name of a figure to its Axes.
+    """Draw score curves, L2 norms and outcomes of programs; return name of a figure -> its Axes.
 
-    Each shows the methods all of whose runs have its metric in some update; without any it is not drawn. `runs`: see
-    `by_method`; `scores`: those that results have.
+    A figure shows the methods that have its metric in every run, in at least one update. Without such a method it is
+    not drawn. `runs`: see `by_method`; `scores`: see `scores_of`.
     """
     drawn = {}
     of_baseline = runs.get(baseline, {})
@@ -155,7 +162,7 @@ def _curves(
         if baseline_has_score:
             axes.set_ylabel(f"{SCORES[score]}, gain over {baseline}")
         elif score == "rm_score" and baseline in runs:
-            # No reward model: unit tests gave the score.
+            # There is no reward model, and what training maximised is a reward from unit tests.
             axes.set_ylabel("reward of a response")
     # 2. Norms, and what became of programs.
     curves_of = {method: [run["curve"] for run in runs[method].values()] for method in methods}
@@ -180,9 +187,12 @@ def _all_have(curves: Sequence[Sequence[Mapping]], metric: str) -> bool:
 def gain_curves(
     by_seed: Mapping[int, Mapping], base: Mapping[int, Mapping], score: str
 ) -> list[list[dict]]:
-    """Subtract from each curve the mean of the baseline with the same seed on the held-out prompts; 0 without one.
+    """Return the curves of a method with the score as a gain over the baseline: a list of updates for each seed.
 
-    by_seed, base: seed -> run of a method, and of the baseline; updates without the score's metric are left out.
+    From the score's metric in each update, the baseline's mean score on the held-out prompts with the same seed is
+    subtracted; nothing, if the baseline has no such run or score. Updates without the metric are left out.
+
+    by_seed, base: seed -> run, of the method and of the baseline.
     """
     metric = METRICS[score]
     curves = []
@@ -202,12 +212,12 @@ def final_scores(rows: Sequence[Mapping], other: str = "SFT", kind: str = "gain"
     """Plot gains over the baseline or differences from the target method, with mean, interval and every seed.
 
     Args:
-        rows: rows of `study_table`. Where none has any gain or difference, the scores themselves are shown, ±1 std.
+        rows: rows of `study_table`. If none of them has a gain or difference, the scores are shown instead, ±1 std.
         other: the method compared with.
         kind: "gain" or "difference".
 
     Returns:
-        [1 to 3] Axes, of the scores on the held-out prompts.
+        An array of Axes, a panel for each score that rows have.
     """
     words = "gain over" if kind == "gain" else "difference from"
     between = " " if len(words + other) < 15 else "\n"  # so that neighbouring labels do not touch
@@ -227,7 +237,10 @@ def final_scores(rows: Sequence[Mapping], other: str = "SFT", kind: str = "gain"
 
 
 def costs(rows: Sequence[Mapping], target_method: str = "PPO") -> np.ndarray:
-    """Plot what each method needs to reach the target method's final reward; [3] Axes: updates, tokens, seconds."""
+    """Plot what each method needs to reach the target method's final reward.
+
+    Returns [3] Axes: updates, tokens, seconds.
+    """
     text = (
         f"Training cost until the reward first is the final one of {target_method} with the same seed. Dot: mean; "
         "bar: 95 % t-interval over seeds; small dots: each seed. 'never': it is not reached. Left is better."
@@ -248,9 +261,11 @@ def dots(
     A line has the name in the row's field `line`, and the colour of its `method`.
 
     Args:
-        rows: of `study_table`; under each key an interval or ±1 std, with `by_seed`.
-        keys: to the label of the panel.
+        rows: dicts with `method` and, under some of the keys, a dict with `mean` and `by_seed`, and `low` and `high` or
+            `std`, as the rows of `study_table` have.
+        keys: key of a panel -> its label.
         text: the caption.
+        line: the field of a row that has its line's name.
     """
     labels = {key: label for key, label in keys.items() if any(key in row for row in rows)}
     shown = [row for row in rows if any(key in row for key in labels)]
@@ -262,7 +277,7 @@ def dots(
         for place, row in enumerate(shown):
             if key in row:
                 _point(ax, row[key], place, styles[row["method"]]["color"])
-        ax.set(xlabel=label, ylim=(len(shown) - 0.5, -0.5))
+        ax.set(xlabel=label, ylim=(len(shown) - 0.5, -0.5))  # the first line is at the top
         names = [row[line] for row in shown] if ax is axes[0] else []
         ax.set_yticks(range(len(shown)), names)
         if len(labels) > 2:  # narrow panels
@@ -275,10 +290,13 @@ def dots(
 
 
 def _point(ax: Axes, value: Mapping, place: int, colour: str) -> None:
-    """Draw mean, interval (or ±1 std) and seeds of a method at height `place`."""
+    """Draw mean, interval (or ±1 std) and seeds of a method at height `place`.
+
+    If some seeds never reached a score (None), there is no mean, and their number is written instead.
+    """
     mean = value["mean"]
     seeds = [x for x in value["by_seed"] if x is not None]
-    ax.plot(seeds, [place + 0.25] * len(seeds), ".", color=colour, markersize=3)
+    ax.plot(seeds, [place + 0.25] * len(seeds), ".", color=colour, markersize=3)  # below the mean
     if mean is None:
         count = len(value["by_seed"])
         ax.annotate(
@@ -291,7 +309,7 @@ def _point(ax: Axes, value: Mapping, place: int, colour: str) -> None:
         )
         return
     low = value.get("low")
-    if low is None:  # no interval
+    if low is None:  # no interval, but maybe a standard deviation over seeds
         left = right = value.get("std") or 0.0
     else:
         left = mean - low
