@@ -1,7 +1,7 @@
 """Studies whose outcome is the mean reward of some updates: differences of methods, paired by seed.
 
-Methods of a seed share prompts and random numbers. A difference may also be taken from the same difference in another
-study, with other seeds: an interaction.
+They can be paired because all methods of a seed share prompts and random numbers. Such a difference may also be
+subtracted from the same difference in another study, which has other seeds: this is an interaction.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,22 +18,22 @@ from marlhf_lab.studies.reports import add_equal_kl, dots, save_figures, write_r
 from marlhf_lab.studies.results import EXPLAINED, by_method, stored_results, t_interval
 from marlhf_lite.utils import tables
 
-REWARD = "score_mean"  # the reward that was trained on; a gold score is another metric
+REWARD = "score_mean"  # the metric of an update with the reward that was trained on
 METRICS = {
     REWARD: "mean reward",
     "kl_k1": "KL",
     EXPLAINED: "explained variance",
     "value_noise": "noise of values",
 }
-LAST = 5  # updates in the KL at the end
+LAST = 5  # the KL at the end is a mean over so many updates
 
 
 def means_of(
     results: Sequence[Mapping], span: Sequence[int], metric: str = REWARD
 ) -> dict[str, dict[int, float]]:
-    """Method -> seed -> mean of a metric over the updates of `span`, first and last included.
+    """Return method -> seed -> mean of a metric over the updates of `span`, first and last included.
 
-    Runs without the metric are left out (RLOO and GRPO have no values).
+    Runs without the metric are left out: those of RLOO and GRPO, for example, have no values of a critic.
     """
     first, last = span
     means: dict[str, dict[int, float]] = {}
@@ -50,10 +50,10 @@ def means_of(
 def difference_of_means(
     results: Sequence[Mapping], methods: Sequence[str], span: Sequence[int]
 ) -> dict:
-    """One method's mean reward minus another's, paired by seed: mean, low, high, by_seed, the seeds, and `visible`.
+    """Return one method's mean reward minus another's, paired by seed: mean, low, high, by_seed, seeds and visible.
 
-    Without a seed that both have, mean, low and high are None. `visible` is the smallest difference that could have
-    been seen; None with fewer than two seeds.
+    If no seed has both methods, mean, low and high are None. `visible` is the smallest difference that could have been
+    seen (`studies.power`), or None with fewer than two seeds.
     """
     means = means_of(results, span)
     ours, theirs = (means.get(method, {}) for method in methods)
@@ -67,14 +67,16 @@ def difference_of_means(
 
 
 def interaction(far: Sequence[float], near: Sequence[float]) -> dict:
-    """Mean, low and high (Welch's t-interval) of the mean of `far` minus that of `near`, with `visible`.
+    """Return the mean of `far` minus that of `near`: mean, low and high (Welch's t-interval), by_seed and visible.
 
-    The seeds of the two are different ones, so `by_seed` is empty. With fewer than two seeds of either all are None.
+    `far` and `near` have a number for each seed. Their seeds are different ones and cannot be paired, so `by_seed` is
+    empty. If one of the two has fewer than two seeds, there is no interval, and all else is None.
     """
     if min(len(far), len(near)) < 2:
         return {"mean": None, "low": None, "high": None, "by_seed": [], "visible": None}
     test = stats.ttest_ind(far, near, equal_var=False)
     low, high = test.confidence_interval()
+    # the standard error of the difference
     error = (np.var(far, ddof=1) / len(far) + np.var(near, ddof=1) / len(near)) ** 0.5
     return {
         "mean": float(np.mean(far) - np.mean(near)),
@@ -86,7 +88,7 @@ def interaction(far: Sequence[float], near: Sequence[float]) -> dict:
 
 
 def contrasts_of(study, results: Sequence[Mapping]) -> dict[str, dict]:
-    """Name of each contrast of a `Study` -> its numbers: of `difference_of_means`, or of an `interaction`."""
+    """Return name of each contrast of a `Study` -> its numbers, see `difference_of_means` and `interaction`."""
     values = {}
     for name, contrast in study.contrasts.items():
         methods = contrast["difference"]
@@ -95,14 +97,18 @@ def contrasts_of(study, results: Sequence[Mapping]) -> dict[str, dict]:
         if other_study:
             other_results = stored_results(other_study)
             there = difference_of_means(other_results, methods, study.mean_updates)
+            # This replaces the numbers, except for the seeds, which stay those of this study.
             value |= interaction(there["by_seed"], value["by_seed"])
         values[name] = value
     return values
 
 
 def mean_reward_report(study, results: Sequence[Mapping], folder: Path, figures: Path) -> str:
-    """Write table.md and summary.json to `folder` and figures to `figures`. Returns the table. `study` is a `Study`."""
-    # 1. Numbers.
+    """Write table.md and summary.json to `folder` and figures to `figures`, and return the text of table.md.
+
+    `study` is a `Study`, and `results` are those of its runs that count.
+    """
+    # 1. Numbers. `means`: head of a column -> method -> seed -> mean.
     contrasts = contrasts_of(study, results)
     first, last = study.mean_updates
     means = {words: means_of(results, (first, last), metric) for metric, words in METRICS.items()}
@@ -110,9 +116,9 @@ def mean_reward_report(study, results: Sequence[Mapping], folder: Path, figures:
     # 2. Figures.
     drawn = {"learning_curves": learning_curves({"": list(study.methods)}, results, REWARD)}
     drawn["learning_curves"][0].set_ylabel("mean reward")
-    known = {name: value for name, value in contrasts.items() if value["mean"] is not None}
-    if known:
-        drawn["differences"] = differences(study, known)
+    with_a_mean = {name: value for name, value in contrasts.items() if value["mean"] is not None}
+    if with_a_mean:
+        drawn["differences"] = differences(study, with_a_mean)
     # 3. How many seeds count: those of the primary contrast, or else those that every method has.
     if contrasts:
         primary = next(iter(contrasts.values()))
@@ -131,7 +137,10 @@ def mean_reward_report(study, results: Sequence[Mapping], folder: Path, figures:
 
 
 def differences(study, contrasts: Mapping[str, Mapping]) -> np.ndarray:
-    """Plot contrasts of `contrasts_of`, all with a mean, in the colour of their first method; returns the [1] Axes."""
+    """Plot contrasts, each in the colour of its first method; return the [1] Axes.
+
+    `contrasts`: those of `contrasts_of` that have a mean.
+    """
     first, last = study.mean_updates
     text = (
         f"Mean reward of the training batches of updates {first} to {last}, differences of two methods. Dot: mean; "
@@ -150,7 +159,7 @@ def differences(study, contrasts: Mapping[str, Mapping]) -> np.ndarray:
 
 
 def _contrast_table(contrasts: Mapping[str, Mapping]) -> str:
-    """A line for each contrast, in Markdown; the first is the primary outcome."""
+    """Return a Markdown table with a line for each contrast; the first contrast is the primary outcome."""
     lines = []
     for number, (name, value) in enumerate(contrasts.items()):
         role = "primary outcome" if number == 0 else "exploration"
@@ -163,7 +172,10 @@ def _contrast_table(contrasts: Mapping[str, Mapping]) -> str:
 
 
 def _legend(study, seeds: int) -> str:
-    """The text below both tables; `seeds`: the seeds of the primary outcome, or without contrasts of every method."""
+    """Return the text below both tables.
+
+    `seeds`: how many seeds the primary outcome has, or, without contrasts, how many have a run of every method.
+    """
     first, last = study.mean_updates
     return LEGENDS["mean reward"].format(
         first=first,
@@ -176,7 +188,7 @@ def _legend(study, seeds: int) -> str:
 
 
 def _method_table(means: Mapping[str, Mapping]) -> str:
-    """A line for each method, in Markdown; `means`: head of a column -> method -> seed -> number."""
+    """Return a Markdown table with a line for each method; `means`: head of a column -> method -> seed -> number."""
 
     def cell(by_seed: Mapping) -> str:
         return tables.interval(t_interval(list(by_seed.values()))) if by_seed else "-"

@@ -1,8 +1,12 @@
 """The paper's claims beside the stored results of this project: differences, verdicts, and the overview of elective 15.
 
-`paper.yaml` has the claims. A counterpart is the name of one of `measures`, or "study: one > other", a difference of
-final RM scores, with ", gold" for another score; "-" is a claim that nothing here can test; "not comparable: …"
-was judged by another kind of judge, and "other answers: …" was measured on answers of other models.
+`paper.yaml` has the claims, each with its counterpart here. A counterpart is
+
+- the name of one of `measures`;
+- "study: one > other" (or "<"): the difference of two methods' final RM scores, with ", gold" at the end of gold scores;
+- "-" if nothing here can test the claim;
+- one of these after "not comparable: ", if the paper had another kind of judge, or after "other answers: ", if it was
+  measured on answers of other models than ours.
 """
 
 import json
@@ -35,9 +39,9 @@ from marlhf_lite.utils.tables import interval
 
 # the paper's lead on TL;DR as a share of PPO's gain over SFT (Table 7)
 SIZE = (1.40 - 0.83) / (0.83 + 0.64)
-# one goal for all methods
+# studies in which all methods are timed to the same score
 TIMED = ("umbrella", "umbrella_seeing", "umbrella_noise", "n_sweep", "critic_confirm")
-BUDGET = 30  # updates of a run that never reaches the goal
+BUDGET = 30  # updates of a run in the studies TIMED: so many count if it never reaches the score
 NOT_COMPARABLE = "not comparable: "
 OTHER_ANSWERS = "other answers: "
 
@@ -63,20 +67,21 @@ def table(rows: Sequence[Mapping], columns: Mapping[str, str]) -> str:
 
 
 def say(value: Mapping | None, form: str = "+.2f", beside: float = 0) -> str:
-    """An interval as text; `beside`: the value that it is compared with, 1 for a ratio."""
+    """A mean with its interval as text, "-" for None; `beside`: the number that means no difference, 1 for a ratio."""
     return "-" if value is None else typeset(interval(value, form, beside))
 
 
 def verdict(
     value: Mapping | None, sign: int = 1, size: float | None = None, beside: float = 0
 ) -> str:
-    """Compare an interval with the claim that a number is above `beside` (sign −1: below) and of this size.
+    """Compare an interval with the claim that a number is above `beside`, or with sign −1 below it.
 
-    value: low and high of the interval; None if nothing was measured. size: None if the claim names none.
+    value: low and high of the interval; None if nothing was measured.
+    size: the claimed distance from `beside`, below 0 with sign −1; None if the claim names none.
     """
     if value is None:
         return "not measured"
-    # Both ends as the claim counts: above 0 is what it says. −1 turns them round.
+    # Turned so that the claim says "above 0". With sign −1 the lower end becomes the higher one, so they are sorted.
     low, high = sorted(sign * (value[end] - beside) for end in ("low", "high"))
     if low > 0:
         words = "agrees"
@@ -116,12 +121,15 @@ def compare(study: str, one: str, other: str, score: str = "rm_score") -> dict |
 
 
 def wins(study: str, one: str, other: str, score: str) -> np.ndarray:
-    """1 if the first method's score is higher, ½ for a tie, else 0: [seeds, prompts]."""
+    """[seeds, prompts]: 1 if the score of the method `one` is higher, ½ for a tie, 0 if that of `other` is higher."""
     return (np.sign(gaps(study, one, other, score)) + 1) / 2
 
 
 def bad(method: str, of: str = "PPO") -> np.ndarray:
-    """1 if the RM score is below the lowest 5 % of another method's with the same seed, in `main`: [seeds, prompts]."""
+    """[seeds, prompts]: 1 if an answer of the method in `main` is among bad ones, else 0.
+
+    Bad is an RM score below the 5 % quantile of the scores of the method `of`, with the same seed.
+    """
     runs = by_method(stored("main"))
     is_bad = []
     for seed, run in sorted(runs[of].items()):
@@ -134,9 +142,9 @@ def bad(method: str, of: str = "PPO") -> np.ndarray:
 
 
 def judged(one: str, other: str, score: str, seeds: list[int] | None = None) -> dict:
-    """Verdicts of a score on the answers of two methods, by number of the pair, over all prompts of these seeds.
+    """Verdicts of a score on pairs of answers, one of each method to the same prompt: number of the pair -> verdict.
 
-    Without `seeds` all of `main` are taken.
+    The pairs are those of all prompts of these seeds of `main`; without `seeds`, of all its seeds.
     """
     runs = by_method(stored("main"))
     seeds = seeds or sorted(runs["PPO"])
@@ -148,7 +156,7 @@ def judged(one: str, other: str, score: str, seeds: list[int] | None = None) -> 
 
 
 def agreement(one: str, other: str, seeds: list[int] | None = None) -> dict:
-    """RM against gold score, over the pairs in which neither has a tie: a row of `agreement_table`."""
+    """How far RM and gold score agree: a row of `agreement_table`, over the pairs in which neither of them has a tie."""
     rm = judged(one, other, "rm_score", seeds)
     gold = judged(one, other, "gold", seeds)
     decided = [pair for pair in rm if "tie" not in (rm[pair], gold[pair])]
@@ -168,31 +176,37 @@ def learned() -> dict[tuple[str, str], dict]:
     rows = {}
     for name in TIMED:
         study = load_study(name)
-        groups = study.figures or {"": list(study.methods)}
+        groups = study.figures or {"": list(study.methods)}  # without groups, all methods are one
         for row in learning_table(groups, stored(name), study.threshold):
             rows[name, row["method"]] = row
     return rows
 
 
 def updates(study: str, method: str) -> np.ndarray:
-    """Updates to the goal, by seed; a run that never reaches it counts with all its updates."""
+    """[seeds]: updates to the goal; a run that never reaches it counts with all its updates."""
     by_seed = learned()[study, method]["updates"]["by_seed"]
     return np.array([count or BUDGET for count in by_seed])  # None: never
 
 
 def sooner(group: str, one: str = "E4", other: str = "E0", study: str = "umbrella") -> dict:
-    """Updates to the goal of one estimator minus those of another, paired by seed."""
+    """Updates to the goal of one estimator minus those of another, with a t-interval, paired by seed.
+
+    A method of these studies is called by its group, such as "L128 first", and its estimator, such as "E4" (MA-PPO).
+    """
     differences = updates(study, f"{group} {one}") - updates(study, f"{group} {other}")
     return t_interval(differences.tolist())
 
 
 def times(study: str, one: str, other: str, score: float = 0.8, window: int = 3) -> str:
-    """Updates of one method over those of another until a mean score, as text."""
+    """Updates of one method over those of another until the mean of `window` scores is `score`, as text."""
     return say(ratio_of_updates(stored(study), [one, other], score, window), ".2f", 1)
 
 
 def turned() -> dict:
-    """MA-PPO − PPO, in updates to the goal: with a critic that predicts the score, minus with one that cannot."""
+    """A difference of differences: MA-PPO − PPO, in updates to the goal, with a seeing critic minus with a blind one.
+
+    A blind critic cannot predict the score, a seeing one can.
+    """
     study = "critic_confirm"
     gap = {}
     for critic in ("blind", "seeing"):
@@ -201,7 +215,7 @@ def turned() -> dict:
 
 
 def norm_change(key: str) -> dict:
-    """log of MA-PPO's mean over training by PPO's, paired by seed: below 0 if it is smaller."""
+    """log(MA-PPO / PPO) of a metric's mean over training, paired by seed: below 0 if MA-PPO's is smaller."""
     runs = by_method(stored("main"))
     logs = []
     for seed in sorted(runs["PPO"]):
@@ -214,7 +228,7 @@ def norm_change(key: str) -> dict:
 
 
 def cost() -> dict:
-    """Processor time of an update of MA-PPO over that of PPO."""
+    """Processor time of an update of MA-PPO over that of PPO, as the benchmark `update` has measured it."""
     record = json.loads(shipped("results/benchmark_update.json").read_text(encoding="utf-8"))
     return record["cells"]["a/b"]["ratio"]["cpu"]
 
@@ -235,15 +249,16 @@ class Measure(NamedTuple):
 
 @cache
 def measures() -> dict[str, Measure]:
-    """Claims other than differences of final scores, by their names in `paper.yaml`."""
-    # 1. Speed: updates of MA-PPO to PPO's final score, minus PPO's own; the paper says 1.7 times faster.
+    """Counterparts other than differences of final scores, by their names in `paper.yaml`."""
+    # 1. Speed: updates of MA-PPO to PPO's final score, minus PPO's own; the paper says 1.7 times faster, so `claimed`
+    #    is how much less than PPO's number a 1.7th of it is.
     main = {row["method"]: row for row in study_table(stored("main"))}
     ours, theirs = (np.array(main[name]["updates"]["by_seed"]) for name in ("MA-PPO", "PPO"))
     sooner_by = t_interval((ours - theirs).tolist())
     claimed = theirs.mean() / 1.7 - theirs.mean()
     steps = ratio_of_updates(stored("steps_confirm"), ["PPO", "MA-PPO"], threshold=0.6, window=5)
     sweep = learned()["n_sweep", "n=3"]["updates_difference"]
-    # 2. Answers: win rates, bad ones, and how far two judges agree.
+    # 2. Answers: win rates above 50 %, bad ones, and how far two judges agree. The paper's win rates are 78 and 74 %.
     won = {}
     for score in ("rm_score", "gold"):
         won[score] = crossed_interval(wins("main", "MA-PPO", "PPO", score) - 0.5)._asdict()
@@ -273,8 +288,8 @@ def measures() -> dict[str, Measure]:
 
 
 def evidence(what: str) -> tuple[str, str]:
-    """Counterpart and verdict of a claim; `what` is written as the module's first lines say."""
-    # 1. A remark before the counterpart changes its verdict.
+    """Counterpart of a claim, with its number, and verdict; `what` is written as the module's first lines say."""
+    # 1. A remark before the counterpart: "not comparable" replaces its verdict, "other answers" is added to it.
     if what.startswith(NOT_COMPARABLE):
         text, _ = evidence(what.removeprefix(NOT_COMPARABLE))
         return text, NOT_COMPARABLE.rstrip(": ")
@@ -289,7 +304,7 @@ def evidence(what: str) -> tuple[str, str]:
     study, _, comparison = what.partition(": ")
     if not comparison:
         return what, "not measured"
-    # 3. "study: one > other, score"
+    # 3. "study: one > other, score". "<" claims that the difference is below 0.
     pair, _, score = comparison.partition(", ")
     sign = 1 if " > " in pair else -1
     one, other = pair.split(" > " if sign == 1 else " < ")
@@ -324,7 +339,9 @@ def overview(group: str) -> list[dict]:
     for item, claim, what, section in texts["claims"][group]:
         here, words = evidence(what)
         title = texts["sections"][section]
-        anchor = f"{section} · {title}".replace(" ", "-")  # as pages name the place of a heading
+        anchor = f"{section} · {title}".replace(
+            " ", "-"
+        )  # as notebooks name the place of a heading
         rows.append(
             {
                 "item": item,
@@ -338,7 +355,7 @@ def overview(group: str) -> list[dict]:
 
 
 def studies_table() -> str:
-    """The studies that are stored: what each asks, its runs, methods and seeds, and the day of its first run."""
+    """A table of the studies: what each asks, its stored runs, methods and seeds, and the day of its first run."""
     rows = []
     for name, question in _texts()["studies"].items():
         runs = stored(name)
