@@ -27,12 +27,13 @@ from marlhf_lite.plotting.styles import method_styles
 from marlhf_lite.utils.tables import interval, markdown
 
 FIGURE = "answer/situations.png"
-# inches: in a notebook as wide as the page
+# The figure's width in inches, so that it is as wide as the page in a notebook.
 WIDE = max(1.5 * plots.WIDTH, plots.STYLE["figure.figsize"][0])
 MA_PPO = "MA-PPO"
 PPO_99 = "PPO-0.99"
 LONG = "PPO lam^(1/5)"  # PPO-0.99, as most protocols call it
-STYLES = {MA_PPO: ("MA-PPO", "o"), PPO_99: (LONG, "s")}  # what a method looks like, and its marker
+# Method -> the name whose colour it has in other figures, and its marker here.
+STYLES = {MA_PPO: ("MA-PPO", "o"), PPO_99: (LONG, "s")}
 
 
 class Situation(NamedTuple):
@@ -40,12 +41,12 @@ class Situation(NamedTuple):
 
     text: str
     study: str
-    ppo: str
-    # name in the answer -> the study's method; a method that was not run is left out
+    ppo: str  # the study's name for PPO
+    # method, as the answer calls it -> its name in the study; a method that the study did not run is left out
     methods: Mapping[str, str]
-    # those whose comparison with PPO was fixed before the first run; all others are exploratory
+    # methods whose comparison with PPO was fixed before the first run; all others are exploratory
     fixed: Sequence[str] = ()
-    outcome: str = "updates / PPO's"
+    outcome: str = "updates / PPO's"  # to the study's threshold
 
 
 CLAIMED = (1 / 2, 1 / 1.7)  # "1.7 to 2 times faster" (abstract), as a ratio of updates
@@ -117,7 +118,7 @@ def measured(row: Situation, method: str) -> dict:
 
 
 def answer_table() -> str:
-    """Return the situations as a Markdown table; brackets: 95 % t-intervals over seeds, paired by seed."""
+    """Return the situations as a Markdown table. Brackets have 95 % t-intervals over seeds, paired by seed."""
     lines = []
     for row in SITUATIONS:
         seeds = len(by_method(stored_results(row.study))[row.ppo])
@@ -127,7 +128,7 @@ def answer_table() -> str:
 
 
 def _cell(row: Situation, method: str) -> str:
-    """A number with its interval; a star says that nobody had fixed this comparison before the first run."""
+    """Return the number of a method with its interval; a star marks a comparison not fixed before the first run."""
     if method not in row.methods:
         return "not run"
     found = measured(row, method)
@@ -137,7 +138,10 @@ def _cell(row: Situation, method: str) -> str:
 
 @plt.rc_context(plots.STYLE | {"figure.figsize": (WIDE, 0.62 * WIDE)})
 def answer_figure() -> np.ndarray:
-    """Draw a row of dots for each situation, ratios above and differences of rewards below; return the two Axes."""
+    """Draw each situation as a row with a dot for each method; return the two Axes.
+
+    Ratios of updates are in the panel above, differences of rewards in the panel below.
+    """
     rewards = [row for row in SITUATIONS if row.outcome == REWARD]
     ratios = [row for row in SITUATIONS if row.outcome != REWARD]
     figure, (above, below) = plt.subplots(
@@ -150,10 +154,10 @@ def answer_figure() -> np.ndarray:
             for method in row.methods:
                 _dot(ax, place, method, row)
         ax.set_yticks(range(len(rows)), [_label(row) for row in rows], fontsize="small")
-        ax.set_ylim(len(rows) - 0.4, -0.6)
+        ax.set_ylim(len(rows) - 0.4, -0.6)  # the first situation is at the top
         ax.set_ylabel("situation", fontsize="small")
         ax.grid(axis="x", alpha=0.3, linewidth=0.5)
-    # 2. Above, what the paper claims of the one situation that it has, too.
+    # 2. In the panel above, a bar for what the paper claims, in the one situation that it measured, too: summaries.
     outcomes = [row.outcome for row in ratios]
     summaries = outcomes.index(FINAL)
     above.plot(CLAIMED, [summaries, summaries], color="0.6", linewidth=6, solid_capstyle="butt")
@@ -184,12 +188,12 @@ def answer_figure() -> np.ndarray:
 
 
 def _label(row: Situation) -> str:
-    """The situation in two lines, so that it fits beside the picture."""
+    """Return the text of a situation in lines that fit beside the picture."""
     return "\n".join(textwrap.wrap(row.text, 40))
 
 
 def _dot(ax: plt.Axes, place: int, method: str, row: Situation) -> None:
-    """A dot with its interval; the two methods of a row stand a little above and below its middle."""
+    """Draw a dot with its interval. MA-PPO stands a little above the middle of its row, PPO-0.99 a little below it."""
     found = measured(row, method)
     style, marker = STYLES[method]
     colour = method_styles([style])[style]["color"]
@@ -205,7 +209,7 @@ def _dot(ax: plt.Axes, place: int, method: str, row: Situation) -> None:
         markerfacecolor=colour if method in row.fixed else "white",
         capsize=3,
         linestyle="none",
-        label=None if method in names_in_legend else method,
+        label=None if method in names_in_legend else method,  # each once
     )
 
 

@@ -17,26 +17,33 @@ from marlhf_lite.utils.tables import interval, markdown
 
 
 def curve_of(run: Mapping) -> list[Mapping]:
-    """The updates in which the policy learned, without a critic's warm-up. A reward by rule is its own gold score."""
+    """Return the updates in which the policy learned, without the first ones, in which only the critic was warmed up.
+
+    An update without a gold score gets its reward as the gold score, because a reward by rule is its own gold score.
+    """
     updates = run["curve"][run["options"].get("critic_warmup", 0) :]
+    # A gold score of the row itself wins.
     return [{"gold_mean": row.get("score_mean")} | row for row in updates]
 
 
 def updates_to(run: Mapping, threshold: float, window: int) -> int | None:
-    """Updates of the policy until the mean of the last `window` gold scores reaches `threshold`; None: never."""
+    """Return after how many updates of the policy the mean of the last `window` gold scores reaches `threshold`.
+
+    None if it never does.
+    """
     return updates_to_reach([row["gold_mean"] for row in curve_of(run)], threshold, window)
 
 
 def ratio_of_updates(
     results: Sequence[Mapping], ratio: Sequence[str], threshold: float, window: int
 ) -> dict:
-    """Return mean, low, high and by_seed of the ratio of updates of two methods, or of such a ratio over another.
+    """Return how many times as many updates one method needs as another: mean, low, high, by_seed and seeds.
 
-    Without a seed that all methods have, mean, low and high are None.
+    The mean is geometric. If no seed has all methods, mean, low and high are None.
 
     Args:
         results: result files of a study.
-        ratio: methods [A, B], for A over B, or [A, B, C, D], for (A over B) over (C over D).
+        ratio: methods [A, B], for A over B, or [A, B, C, D], for the ratio A over B over the ratio C over D.
         threshold, window: see `updates_to`.
     """
     # 1. method -> seed -> the logarithm of its updates; a run that never arrives counts with all of them.
@@ -63,10 +70,11 @@ def ratio_of_updates(
 def ratio_to_final_score(
     results: Sequence[Mapping], ratio: Sequence[str], reference: str = "PPO"
 ) -> dict:
-    """Return the ratio of updates of two methods [A, B], A over B, to the final score of `reference` with that seed.
+    """Return the ratio of updates of two methods [A, B], A over B, until they reach the final score of `reference`.
 
-    This is how the paper measures speed. The reference reaches it by construction; a method that never
-    reaches it counts with all its updates. Scores are rewards of training batches (`score_mean`).
+    This is how the paper measures speed. In each seed the goal is the final score of the reference with that seed. The
+    reference reaches it by construction, and a method that never does counts with all its updates. Scores are rewards
+    of training batches (`score_mean`).
     """
     runs = by_method(results)
 
@@ -86,7 +94,7 @@ def ratio_to_final_score(
 
 
 def ratios_from_logs(logs: Mapping) -> dict:
-    """Ratios from their logarithms."""
+    """Turn the logarithms of ratios into ratios: mean, low, high and each of by_seed; None stays None."""
     return {key: None if value is None else np.exp(value).tolist() for key, value in logs.items()}
 
 
@@ -94,7 +102,7 @@ def contrast_table(study, results: Sequence[Mapping]) -> str:
     """The contrasts of a `Study` as a Markdown table with a legend; empty if its protocol names none."""
     planned = len(study.seeds)
     lines = []
-    seeds_of_primary = 0
+    seeds_of_primary = 0  # set by the first contrast, which is the primary outcome
     for number, (name, contrast) in enumerate(study.contrasts.items()):
         ratio = ratio_of_updates(results, contrast["ratio"], study.threshold, study.window)
         seeds = len(ratio["seeds"])
@@ -124,9 +132,10 @@ def contrast_table(study, results: Sequence[Mapping]) -> str:
 
 
 def verdict(value: Mapping, margin: float | None) -> str:
-    """Compare the interval of a ratio with 1, and with a margin of equality; "-" without an interval.
+    """Say where the interval of a ratio is: within the margin of equality, above 1, below 1, or on both sides of 1.
 
-    A margin of 1.25 holds ratios from 1/1.25 to 1.25; None: the protocol gives none.
+    With a margin of 1.25, ratios from 1/1.25 to 1.25 are equal; None if the protocol gives none. Without an interval
+    the text is "-".
     """
     if value["low"] is None:
         return "-"

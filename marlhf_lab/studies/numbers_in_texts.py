@@ -1,11 +1,12 @@
 """Numbers in texts: braces in a cell or a paragraph are replaced by a number of a study's stored results.
 
-Braces hold a number of the text's study, or of another study that they name first:
+The number is one of the study to which the text belongs, or of another study, if the braces begin with its name and a
+colon:
 
-- `{PPO|gold_gain}`: a method's entry of this name in summary.json; `{main: PPO|kl|.1f}`: with another format;
-- `{contrast|PPO over MA-PPO}`: a contrast of the protocol; with `equal`, whether it is within its margin;
-- `{mean|PPO|mean reward|.3f}`: a mean over the protocol's `mean_updates`. Such contrasts are differences. All are "-"
-  before the planned seeds are there;
+- `{PPO|gold_gain}`: a method's entry of this name in summary.json; `{main: PPO|kl|.1f}`: of `main`, with a format;
+- `{contrast|PPO over MA-PPO}`: a contrast of the protocol; with `|equal`, whether it is within its margin;
+- `{mean|PPO|mean reward|.3f}`: a mean over the protocol's `mean_updates`. Contrasts of such a study are differences.
+  Both are "-" until the planned seeds are there;
 - `{umbrella_start: ratio|M|T}`: updates of the first method over those of the second, to the protocol's threshold, with
   its interval; `mean ratio` without it;
 - `{claim|NAME}`: the number that `claims.py` has under this name.
@@ -25,16 +26,21 @@ from marlhf_lab.studies.study import load_study
 from marlhf_lite.utils.shipped import shipped
 from marlhf_lite.utils.tables import interval, number
 
-NUMBER = re.compile(r"\{(?:([\w+]+): )?([^{}]+)\}")
+NUMBER = re.compile(r"\{(?:([\w+]+): )?([^{}]+)\}")  # braces: maybe a study and a colon, then words
 
 
 def fill(cell: str, study: str) -> str:
-    """Write the numbers of a cell, with true minus signs; `study`: whose numbers are meant if braces name no other."""
+    """Return the text of a cell or paragraph with its braces replaced by numbers, which have true minus signs.
+
+    `study`: whose numbers are meant if braces name no other.
+    """
 
     def number_for(braces: re.Match) -> str:
         other_study, words = braces.groups()
         text = write(other_study or study, *words.split("|"))
-        return text if text == "-" else text.replace("-", "−")
+        return (
+            text if text == "-" else text.replace("-", "−")
+        )  # "-" says that there is no number yet
 
     return NUMBER.sub(number_for, cell)
 
@@ -42,8 +48,8 @@ def fill(cell: str, study: str) -> str:
 def write(study: str, source: str, *what: str) -> str:
     """Write one number, interval or list of numbers of a study.
 
-    `source` and `what` are the words between the bars of braces, see the module's first lines: a kind of number and
-    its details, or a method, a key of summary.json and a format.
+    `source` and `what` are the words between the bars of braces, see the module's first lines. Either `source` is a
+    kind of number and `what` its details, or `source` is a method, and `what` a key of summary.json and maybe a format.
     """
     if source == "contrast":
         name, *form = what
@@ -80,20 +86,25 @@ def _ratio(study: str, ratio: tuple[str, ...], threshold: float, window: int) ->
 
 
 def _contrast(value: Mapping, margin: float | None, form: str = "") -> str:
-    """A ratio with its interval; with the form `equal`, whether the interval is within the margin of equality."""
+    """Write a ratio with its interval; with the form `equal`, write whether the interval is within the margin."""
     if form == "equal":
         is_inside = margin and 1 / margin <= value["low"] and value["high"] <= margin
         return f"equal within {margin:g}: {'yes' if is_inside else 'open'}"
     text = interval(value, beside=1)
     different_ratios = {round(ratio, 6) for ratio in value["by_seed"]}
-    if len(different_ratios) <= 1:  # then the interval has no width
+    if (
+        len(different_ratios) <= 1
+    ):  # then the interval has no width, and `interval` writes the mean alone
         text += ", the same update in every seed"
     return text
 
 
 @functools.cache
 def _mean_rewards(study: str) -> dict:
-    """The summary.json of a study whose outcome is a mean reward; empty before all its seeds are there."""
+    """Return the summary.json of a study whose outcome is a mean reward; empty until all planned seeds are there.
+
+    Until then a text must not tell the outcome: a protocol says that it is not looked at before.
+    """
     file = shipped("results") / study / "summary.json"
     if not file.is_file():
         return {}
@@ -105,15 +116,16 @@ def _mean_rewards(study: str) -> dict:
 
 @functools.cache
 def _summary(study: str) -> dict:
-    """The rows of a study's summary.json, by method."""
+    """Return the rows of a study's summary.json: method -> row."""
     summary = json.loads((shipped("results") / study / "summary.json").read_text(encoding="utf-8"))
     return {row["method"]: row for row in summary["methods"]}
 
 
 def _value(study: str, method: str, key: str):
-    """A number of a method from the study's summary; `explained`: from its curves.
+    """Return a number of a method from the study's summary.
 
-    This is the explained variance of the score, a mean over the updates in which the policy learns.
+    One key, `explained`, is read from the curves instead: how much of the score's variance the critic explains, a mean
+    over the updates in which the policy learns, with its t-interval.
     """
     if key != "explained":
         return _summary(study)[method].get(key)

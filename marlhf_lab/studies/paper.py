@@ -3,7 +3,7 @@
 `paper.yaml` has the claims, each with its counterpart here. A counterpart is
 
 - the name of one of `measures`;
-- "study: one > other" (or "<"): the difference of two methods' final RM scores, with ", gold" at the end of gold scores;
+- "study: one > other" (or "<"): the difference of two methods' final RM scores; of gold scores with ", gold" after it;
 - "-" if nothing here can test the claim;
 - one of these after "not comparable: ", if the paper had another kind of judge, or after "other answers: ", if it was
   measured on answers of other models than ours.
@@ -156,7 +156,7 @@ def judged(one: str, other: str, score: str, seeds: list[int] | None = None) -> 
 
 
 def agreement(one: str, other: str, seeds: list[int] | None = None) -> dict:
-    """How far RM and gold score agree: a row of `agreement_table`, over the pairs in which neither of them has a tie."""
+    """How far RM and gold score agree: a row of `agreement_table`, over the pairs in which neither has a tie."""
     rm = judged(one, other, "rm_score", seeds)
     gold = judged(one, other, "gold", seeds)
     decided = [pair for pair in rm if "tie" not in (rm[pair], gold[pair])]
