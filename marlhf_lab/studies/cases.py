@@ -15,7 +15,7 @@ YES = "informed"
 
 
 class Case(NamedTuple):
-    """Two methods of a study, on a task where one word decides the score."""
+    """Two methods of a study, on a task in which one word decides the score."""
 
     text: str
     critic: str  # what it knows about the score
@@ -35,7 +35,7 @@ ONE_WORD = (  # how many tokens stand between the word and the score
     Case("32 tokens, noise", YES, "noise_confirm", "E0", "E4"),
     Case("64 tokens, noise", YES, "critic_confirm", "seeing PPO", "seeing MA-PPO"),
 )
-SCORES = (  # task, critic, study, number, its name
+SCORES = (  # task, what the critic knows, study, key of the score, what the score is
     ("programs", "hardly predicts", "programs", "pass@1", "share of right programs"),
     ("summaries", "noisy", "main", "rm_score", "score of the reward model"),
 )
@@ -46,8 +46,9 @@ LANGUAGE_MODEL = (  # the rewarded words, study
 
 
 def cases_table() -> str:
-    """The cases as a Markdown table: MA-PPO with n = 5 against PPO with λ = 0.95, with 95 % intervals over seeds."""
+    """Return the cases as a Markdown table: MA-PPO with n = 5 against PPO with λ = 0.95, with 95 % intervals."""
     lines = []
+    # 1. Tasks in which one word decides: updates to the score of 0.8. The first method, PPO, is the reference.
     for case in ONE_WORD:
         of_methods = learning_table({"": [case.ppo, case.ours]}, stored_results(case.study), 0.8)
         lines.append(
@@ -60,6 +61,7 @@ def cases_table() -> str:
                 good=-1,
             )
         )
+    # 2. Arithmetic: updates to the share of 0.6.
     lines.append(
         _line(
             case="arithmetic",
@@ -73,6 +75,7 @@ def cases_table() -> str:
             beside=1,
         )
     )
+    # 3. Final scores of the held-out answers.
     for text, critic, study, key, measure in SCORES:
         of_methods = {row["method"]: row for row in study_table(stored_results(study))}
         lines.append(
@@ -85,6 +88,7 @@ def cases_table() -> str:
                 good=1,
             )
         )
+    # 4. The language model: mean rewards.
     for text, study in LANGUAGE_MODEL:
         updates = load_study(study).mean_updates
         lines.append(
@@ -117,11 +121,13 @@ def _line(
     good: int,
     beside: float = 0,
 ) -> dict:
-    """A row; `found` is an interval in the format `form`, and `beside` the number that means no difference.
+    """Return a row of the table.
 
-    `good` is +1 if a number above `beside` is an improvement, else −1.
+    found: mean, low and high of an interval; form: its format; good: +1 if larger numbers are better, −1 if smaller
+    ones are; beside: the number that means no difference, 1 for a ratio.
     """
-    # How much better both ends of the interval are; −1 turns them round.
+    # How much better than no difference both ends of the interval are. If smaller is better, the lower end becomes the
+    # higher one, so they are sorted.
     low, high = sorted(good * (found[end] - beside) for end in ("low", "high"))
     if low > 0:
         words = "help"

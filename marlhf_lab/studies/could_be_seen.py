@@ -18,9 +18,9 @@ TRAINED = ("MA-PPO trained critic", "PPO trained critic")
 
 
 def ratio(study: str, methods: Sequence[str] = ()) -> str:
-    """The smallest ratio of updates that could have been seen, as text.
+    """The smallest ratio of two methods' updates to the study's threshold that could have been seen, as text.
 
-    Updates are counted to the study's threshold, for these two methods; without them for its first, primary contrast.
+    Without `methods`, the ratio is that of the study's first contrast, its primary outcome.
     """
     protocol = load_study(study)
     if not methods:
@@ -31,7 +31,10 @@ def ratio(study: str, methods: Sequence[str] = ()) -> str:
 
 
 def gap(study: str, score: str, words: str, methods: Sequence[str] = PAIR) -> str:
-    """The smallest difference of two methods' mean final score, paired by seed, as text; `words`: what the score is."""
+    """The smallest difference of two methods' mean final score that could have been seen, paired by seed, as text.
+
+    `score`: its key in the results; `words`: what the text calls it.
+    """
     runs = by_method(stored_results(study))
     ours, theirs = (runs[method] for method in methods)
     differences = []
@@ -42,12 +45,15 @@ def gap(study: str, score: str, words: str, methods: Sequence[str] = PAIR) -> st
 
 
 def scores(study: str, methods: Sequence[str] = PAIR) -> str:
-    """The smallest differences of both scores of a study with a reward model, as text."""
+    """The smallest differences in RM score and gold score that could have been seen, as text."""
     return f"{gap(study, 'rm_score', 'RM', methods)}, {gap(study, 'gold', 'gold', methods)}"
 
 
 def explained(study: str, method: str) -> str:
-    """The smallest change of a method's explained variance, a mean over the updates in which the policy moves."""
+    """The smallest change of a method's explained variance of the score that could have been seen, as text.
+
+    A seed's number is the mean over the updates in which the policy learns, which come after the critic's warm-up.
+    """
     means = []
     for run in by_method(stored_results(study))[method].values():
         after_warmup = run["curve"][run["options"]["critic_warmup"] :]
@@ -56,13 +62,14 @@ def explained(study: str, method: str) -> str:
 
 
 def mean_reward(study: str) -> str:
-    """The smallest difference of the study's primary contrast, its first one, which is one of mean rewards."""
+    """The smallest difference of mean rewards that could have been seen in the study's first contrast, as text."""
     contrasts = contrasts_of(load_study(study), stored_results(study))
     primary = next(iter(contrasts.values()))
     return f"{primary['visible']:.2g} in reward"
 
 
-# Study with several seeds -> its size, and the arguments of the function. A study with one run of each method has none.
+# Study -> the function that tells what it could have seen, and the function's arguments after the study. Studies that
+# are not here are in `seen`.
 SEEN: Mapping[str, tuple] = {
     "main": (scores,),
     "summaries": (scores,),
@@ -89,10 +96,14 @@ SEEN: Mapping[str, tuple] = {
 
 
 def seen(study: str) -> str:
-    """The size that a study could have seen with 90 % power; "-" for one run of each method."""
+    """The smallest effect that a study could have seen with 90 % power, as text.
+
+    For a study that is not in SEEN, this is the effect of its first contrast. If there is no contrast, or a single
+    seed, which has no spread, the text is "-".
+    """
     if study in SEEN:
-        size, *arguments = SEEN[study]
-        return size(study, *arguments)
+        smallest_effect, *arguments = SEEN[study]
+        return smallest_effect(study, *arguments)
     protocol = load_study(study)
     if len(protocol.seeds) == 1 or not protocol.contrasts:
         return "-"

@@ -1,7 +1,8 @@
 """Scores at equal KL: a policy can score more only because it moves further from the reference.
 
 A run is a path: after each update the policy has a KL (nats per response) and a score, here means of the last `WINDOW`
-training batches. The path between two updates is a straight line; if the KL falls, its largest value so far counts.
+training batches. Between two updates the path is a straight line. If the KL falls, its largest value so far counts, so
+that a path never goes back.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,10 @@ POINTS = 50  # values of the KL at which paths are compared
 
 
 def path_of(run: Mapping) -> tuple[np.ndarray, np.ndarray]:
-    """KL [U], which never falls, and gold score [U] of a run's updates."""
+    """Return the KL [U], which never falls, and the gold score [U] of a run's updates.
+
+    An update without a gold score has its reward instead (`curve_of`).
+    """
     rows = curve_of(run)
     kl = trailing_mean([row["kl_k1"] for row in rows], WINDOW)
     score = trailing_mean([row["gold_mean"] for row in rows], WINDOW)
@@ -29,9 +33,9 @@ def path_of(run: Mapping) -> tuple[np.ndarray, np.ndarray]:
 
 
 def score_name(results: Sequence[Mapping]) -> str:
-    """The name of the score that the paths of these runs have (see `path_of`).
+    """Return the name of the score that the paths of these runs have (see `path_of`).
 
-    A curve without a gold score has the reward in its place, and that of option `rm` is a reward model's.
+    It is the RM score if a run has no gold score and its reward, which stands in its place, is that of a reward model.
     """
     for run in results:
         if run["options"].get("reward") != "rm":
@@ -42,9 +46,10 @@ def score_name(results: Sequence[Mapping]) -> str:
 
 
 def difference_at_kl(results: Sequence[Mapping], ours: str, theirs: str) -> dict:
-    """Return mean, low, high (95 % t-interval) and by_seed of what `ours` adds to the score of `theirs` at equal KL.
+    """Return what `ours` adds to the score of `theirs` at equal KL: mean, low, high (95 % t-interval), by_seed and kl.
 
-    For each seed the mean over the upper half of the KL that both runs reach, and `kl`, its end by seed.
+    A seed's number is the mean difference over the upper half of the KL that both of its runs reach. `kl` has the upper
+    end of this range by seed.
     """
     runs = by_method(results)
     gaps = []
@@ -61,7 +66,7 @@ def difference_at_kl(results: Sequence[Mapping], ours: str, theirs: str) -> dict
 
 
 def equal_kl_line(results: Sequence[Mapping], ours: str, theirs: str) -> str:
-    """The difference at equal KL as a sentence in Markdown."""
+    """Return the difference at equal KL as a sentence in Markdown."""
     gap = difference_at_kl(results, ours, theirs)
     score = score_name(results)
     seeds = "; ".join(number(difference, "+.2f") for difference in gap["by_seed"])
@@ -74,7 +79,10 @@ def equal_kl_line(results: Sequence[Mapping], ours: str, theirs: str) -> str:
 
 @plt.rc_context(plots.STYLE)
 def score_over_kl(results: Sequence[Mapping], methods: Sequence[str]) -> Axes:
-    """Plot the score over the KL from the reference: thin, each seed; thick, the mean up to a KL that all reach."""
+    """Plot the score over the KL from the reference: each seed as a thin line, their mean as a thick one.
+
+    The mean ends at the KL that all seeds of the method reach.
+    """
     ax = plots.subplots((1, 1), 0.68)[0, 0]
     runs = by_method(results)
     for name, style in plots.method_styles(methods).items():

@@ -9,7 +9,7 @@ FORMER = {
     "critic_lam": "--objective vc_ppo=LAMBDA",
     "loss_mean": "--objective released",
 }
-# Metric of earlier versions -> its name now: a function may have given the score.
+# Metric of earlier versions -> its name now, which fits a score from a function, too.
 METRICS = {f"rm_score_{part}": f"score_{part}" for part in ("mean", "std", "sft", "win_rate")}
 
 
@@ -19,16 +19,14 @@ def with_todays_metrics(names: Iterable[str]) -> list[str]:
 
 
 def with_todays_names(options: Mapping) -> dict:
-    """Options by today's names: options that change an equation of PPO are part of `objective` now.
-
-    The versions of a run were called `environment` and are `versions` now; `--environment` is an option.
-    """
-    # 1. Names and places that have changed.
+    """Return options by today's names: options that change an equation of PPO are parts of `objective` now."""
+    # 1. Names and places that have changed. A mapping `environment` is the record of a run's versions, which is called
+    #    `versions` now; a text of this name is the option `--environment`.
     renamed = {}
     for name, value in options.items():
         if name == "environment" and isinstance(value, Mapping):
             name = "versions"
-        if isinstance(value, str):
+        if isinstance(value, str):  # maybe a function of the laboratory, by its former module
             value = value.replace("marlhf_lite.lab.", "marlhf_lab.")
         renamed[name] = value
     if not FORMER.keys() & renamed.keys():
@@ -46,7 +44,7 @@ def with_todays_names(options: Mapping) -> dict:
     if critic_lam is not None:
         # 1 is what vc_ppo has without a number.
         parts["vc_ppo"] = f"vc_ppo={float(critic_lam):g}".removesuffix("=1")
-    # 3. What `objective` itself says goes first: it is a later layer's own choice.
+    # 3. If `objective` itself has a part of the same name, this one counts: it is a later layer's own choice.
     for part in str(renamed.get("objective", "")).split(","):
         if part:
             name = part.partition("=")[0]

@@ -1,4 +1,4 @@
-"""Which studies of one question found opposite signs: so that no claim is told without them."""
+"""Which studies of the same question found opposite signs, so that no page tells one result without the other."""
 
 import functools
 import re
@@ -15,13 +15,16 @@ INTERVAL = re.compile(r"\[([^,\]]+), ([^\]]+)\]")
 
 @functools.cache
 def side_of_each_study() -> dict[str, dict[str, int]]:
-    """Question -> study -> 1 if its whole interval lies above no difference, -1 below, 0 if it includes it."""
+    """Return question -> study -> the side on which its whole interval lies: 1 above no difference, -1 below it.
+
+    The side is 0 if the interval includes no difference.
+    """
     sides = {}
     for question, asked in yaml.safe_load(QUESTIONS.read_text(encoding="utf-8")).items():
         sides[question] = {}
         for study, number in asked["numbers"].items():
             low, high = interval_in(fill(number, study))
-            is_above = low > asked["none"]
+            is_above = low > asked["none"]  # the number that means no difference
             is_below = high < asked["none"]
             sides[question][study] = int(is_above) - int(is_below)
     return sides

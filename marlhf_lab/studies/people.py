@@ -20,27 +20,28 @@ HEADS = {"judge": "judge", "agreement": "agrees with a person", "kappa": "κ", "
 
 @cache
 def verdicts() -> pd.DataFrame:
-    """[pairs, 1 + raters]: the number of the instruction, and `first`, `second`, `tie` or no verdict of each rater."""
+    """[pairs, 1 + raters]: the number of the instruction, and each rater's `first`, `second`, `tie` or no verdict."""
     return pd.read_json(shipped("pandalm/verdicts.jsonl.gz"), lines=True).set_index("pair")
 
 
 def each_with_each() -> list[dict]:
-    """Rows of `agreement_table` for people and judges."""
+    """Rows of `agreement_table`: how far every two of the people and judges agree."""
     return agreement_table(verdicts()[[*PEOPLE, *JUDGES]], verdicts()["instruction"])
 
 
 def with_a_person() -> list[dict]:
-    """How often each judge, another person and two simple rules agree with a person; intervals over instructions.
+    """How often each judge, another person and two simple rules agree with a person: rows with the names of `HEADS`.
 
-    "always second" ignores the pair. "most of the three" knows what the three people said: no judge can agree with them
-    more often. Rows with the names of `HEADS`.
+    Intervals are over instructions. Of the two rules, "always second" ignores the pair, and "most of the three" knows
+    what the three people said, so that no judge can agree with them more often.
     """
     given = verdicts()
     people = [given[name] for name in PEOPLE]
     judges = {name: given[name] for name in JUDGES}
-    judges["always second"] = pd.Series("second", given.index)
+    judges["always second"] = pd.Series("second", given.index)  # for every pair
     # The most frequent verdict of each pair; if all three differ, the first of them in the alphabet.
     judges["most of the three"] = pd.concat(people, axis=1).mode(axis=1)[0]
+    # Name of a row -> the couples of raters whose verdicts on the same pairs are compared.
     couples = {"another person": permutations(people, 2)}
     for name, judge in judges.items():
         couples[name] = [(judge, person) for person in people]

@@ -1,7 +1,7 @@
 """The smallest effect that a study could have seen, from its own records.
 
-Seen means that a two-sided t-test at 5 % finds an effect of this size with a probability of 90 %. Of anything smaller a
-study that finds nothing says nothing.
+Seen means that a two-sided t-test at 5 % finds an effect of this size with a probability of 90 %. If a study finds
+nothing, this says nothing about effects that are smaller.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,11 @@ LEVEL = 0.05
 
 
 def minimum_detectable(error: float, freedom: float) -> float:
-    """The smallest effect that could be seen if a mean has this standard error: (t + z) times it.
+    """The smallest effect that could be seen if a mean has the standard error `error`: (t + z) times this error.
 
-    t and z are the quantiles of `LEVEL` and `POWER`. This usual approximation is a little low: by the noncentral t the
-    effect is 3 % larger with ten seeds, 8 % with five and 22 % with three.
+    `freedom`: its degrees of freedom. t is the quantile of `LEVEL`, on two sides, and z that of `POWER`. This usual
+    approximation is a little low: by the noncentral t the effect is 3 % larger with ten seeds, 8 % with five and 22 %
+    with three.
     """
     return float((stats.t.ppf(1 - LEVEL / 2, freedom) + stats.norm.ppf(POWER)) * error)
 

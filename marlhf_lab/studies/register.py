@@ -16,7 +16,8 @@ from marlhf_lite.utils.tables import interval, markdown
 
 ROWS = Path(str(files("marlhf_lab"))) / "studies" / "register.yaml"
 HEADS = ["study", "seeds", "predicted", "primary outcome, or first question", "could have seen"]
-# Study without protocol file and seeds -> its primary outcome, from its record.
+# Study that a program in benchmarks/ measures, without a protocol file and seeds -> its primary outcome, from its
+# record.
 MEASURED = {
     "gradient_signal": lambda record: record["found"][record["primary"]]["over_PPO"]["MA-PPO"],
     "baseline_signal": lambda record: record["found"][record["primary"]]["contrasts"]["S - M"],
@@ -42,12 +43,16 @@ def register_table() -> str:
 def line_of_measurement(study: str, predicted: str, outcome: str) -> list[str]:
     """Return the line of a measurement without seeds, whose protocol is the docstring of a program."""
     value = measured(study).replace("-", "−")
+    # In the outcome, {NAME OF THE STUDY} stands for its number.
     text = outcome.replace(f"{{{study}}}", value)
     return [f"[{study}](../benchmarks/{study}.py)", "-", predicted, text, "-"]
 
 
 def line_of_study(study: str, predicted: str, outcome: str) -> list[str]:
-    """Return the line of a study that has a protocol file. Only stored runs are counted."""
+    """Return the line of a study that has a protocol file.
+
+    Seeds are those of stored runs. Until the study has its table, the line links to the protocol, and has no outcome.
+    """
     folder = shipped("results") / study
     runs = stored_results(study) if folder.is_dir() else []
     seeds = len({run["seed"] for run in runs})
@@ -65,7 +70,7 @@ def line_of_study(study: str, predicted: str, outcome: str) -> list[str]:
 
 
 def measured(study: str) -> str:
-    """Return the primary outcome of a measurement; `NOT_YET` without a record, or if its record is not complete."""
+    """Return the primary outcome of a measurement as text, or `NOT_YET` if it has no complete record."""
     path = shipped(f"results/benchmark_{study}.json")
     if not path.is_file():
         return NOT_YET

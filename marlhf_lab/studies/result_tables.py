@@ -1,9 +1,7 @@
 """The tables of `docs/results.md`, from stored results: `make tables` writes them anew, `make lint` compares them.
 
-A table is between `<!-- table: NAME -->` and `<!-- end -->`; `result_tables.yaml` describes it under NAME.
-Cells and paragraphs may have numbers in braces, see `numbers_in_texts`.
-
-An entry with `text` is prose, not a table.
+A table is between `<!-- table: NAME -->` and `<!-- end -->`; `result_tables.yaml` describes it under NAME. Cells may
+have numbers in braces, see `numbers_in_texts`. So may paragraphs: an entry with `text` is prose between these marks.
 """
 
 import re
@@ -20,6 +18,7 @@ from marlhf_lab.studies.register import register_table
 from marlhf_lite.utils.tables import markdown
 
 TABLES = Path(str(files("marlhf_lab"))) / "studies" / "result_tables.yaml"
+# Groups: the mark, NAME, what is between the marks, and the end.
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n)((?:(?!<!--).)*?)\n?(<!-- end -->)", re.S)
 MADE_ELSEWHERE = {
     "answer": answer_table,
@@ -34,10 +33,11 @@ def write_tables(text: str) -> str:
 
 
 def table(spec: Mapping) -> str:
-    """Return a table as Markdown.
+    """Return a table, or paragraphs, as Markdown.
 
-    `spec` is an entry of `result_tables.yaml`: a table that another module makes (`is`), paragraphs (`text`), or
-    `columns` and `rows`, with the head of the first column, and the study whose numbers are meant.
+    `spec` is an entry of `result_tables.yaml`. It has the name of a table that another module makes (`is`), or
+    paragraphs (`text`), or `columns` and `rows`, with the head of the first column (`head`) and the study whose numbers
+    are meant (`study`).
     """
     if "is" in spec:
         return MADE_ELSEWHERE[spec["is"]]()
@@ -46,7 +46,8 @@ def table(spec: Mapping) -> str:
     columns = spec["columns"]  # head of a column -> its cell, with $1, $2 for a row's names
     lines = []
     for label, row in spec["rows"].items():
-        # A row is the names alone, or a mapping with them under `of` and with cells of its own.
+        # A row is one name or a list of names (of methods or contrasts), or a mapping with these under `of` and with
+        # cells of its own, by heading or all of them under `cells`.
         own = row if isinstance(row, dict) else {"of": row}
         names = own.get("of", [])
         if isinstance(names, str):
@@ -60,13 +61,13 @@ def table(spec: Mapping) -> str:
 
 
 def prose(text: str) -> str:
-    """Fill the numbers into paragraphs and wrap these as the pages of docs/ are wrapped."""
+    """Return paragraphs with the numbers filled in, wrapped as the pages of docs/ are."""
     filled = [fill(paragraph, study="") for paragraph in text.strip().split("\n\n")]
     return "\n\n".join(_wrapped(paragraph) for paragraph in filled)
 
 
 def _wrapped(paragraph: str) -> str:
-    """Wrap a paragraph, or each item of a list of bullets."""
+    """Return a paragraph, or each item of a list of bullets, wrapped."""
     lines = []
     for item in re.split(r"\n(?=\* )", paragraph):
         indent = "  " if item.startswith("* ") else ""
@@ -79,7 +80,7 @@ def _wrapped(paragraph: str) -> str:
 
 
 def _named(cell: str, names: list[str]) -> str:
-    """Replace $1, $2 of a column by a row's names."""
+    """Return a cell with $1 replaced by the first of a row's names, $2 by the second, and so on."""
     for place, name in enumerate(names, 1):
         cell = cell.replace(f"${place}", name)
     return cell
