@@ -48,7 +48,8 @@ TINY = {
     "num_key_value_heads": 1,
     "pad_token_id": 0,
 }
-# Of gradient descent: large, so that a second step finds ratios and values outside their clip ranges.
+# The learning rate of gradient descent. It is large, so that a second step finds ratios and values outside their clip
+# ranges.
 RATE = 0.3
 
 
@@ -59,6 +60,7 @@ def starter(whole: str) -> str:
     # The last function first, so that the line numbers of those before it stay right.
     for function in reversed(functions):
         docstring = function.body[0]
+        # Lines are counted from 1 and items of a list from 0, so this begins with the line after the docstring.
         body_without_docstring = slice(docstring.end_lineno, function.end_lineno)
         lines[body_without_docstring] = ['    raise NotImplementedError("yours to write")\n']
     return "".join(lines)
@@ -78,13 +80,14 @@ class Setting(NamedTuple):
         tokens, attention, mask = self.experience
         T = mask.shape[1]
         output = model(tokens, attention, position_ids=self._positions())
-        logits = output.logits[:, -T - 1 : -1]  # those before a token predict it
+        logits = output.logits[:, -T - 1 : -1]  # the logits at a position predict the next token
         return logits.log_softmax(-1).gather(2, tokens[:, -T:, None])[..., 0] * mask
 
     def values(self) -> Tensor:
-        """The critic's values before the response tokens [B, T]; 0 on padding."""
+        """The critic's values of the states before the response tokens [B, T]; 0 on padding."""
         mask = self.experience[2]
         T = mask.shape[1]
+        # The state before a token is read at the position before it.
         return self._scores(self.critic)[:, -T - 1 : -1] * mask
 
     def score(self) -> Tensor:
@@ -95,7 +98,7 @@ class Setting(NamedTuple):
         return of_response.gather(1, last_token)[:, 0]
 
     def _positions(self) -> Tensor:
-        """[B, P+T] the position of each token, from 0 at the first that is not padding."""
+        """[B, P+T] the position of each token, from 0 at the first token that is not padding."""
         attention = self.experience[1]
         return (attention.cumsum(1) - 1).clamp(min=0)
 
@@ -107,7 +110,7 @@ class Setting(NamedTuple):
 
 
 def draw_setting(draw: torch.Generator) -> Setting:
-    """Four models, and three responses of 1 to 7 tokens after prompts of 1 to 3."""
+    """Return a setting with four random models, and with three responses of 1 to 7 tokens after prompts of 1 to 3."""
     kinds = (
         GemmaForCausalLM,
         GemmaForSequenceClassification,
@@ -122,15 +125,16 @@ def draw_setting(draw: torch.Generator) -> Setting:
     mask = torch.arange(7) < torch.tensor([[7], [5], [shortest]])
     in_prompt = torch.arange(3) >= torch.randint(0, 3, (3, 1), generator=draw)  # padded on the left
     attention = torch.cat([in_prompt, mask], 1).long()
+    # Any token of the vocabulary of 16 but the padding token, which is 0 and stands where the attention is 0.
     tokens = torch.randint(1, 16, attention.shape, generator=draw) * attention
     return Setting(*models, (tokens, attention, mask))
 
 
 def right_update(setting: Setting, n: int, epochs: int) -> dict[str, Tensor]:
-    """Update policy and critic of a setting with the library; return what the student's update must leave.
+    """Update the setting's policy and critic with the library, and return what the student's update must leave.
 
-    These are the metrics by name, and the `weights` afterwards. n: tokens of a macro action; epochs: steps of gradient
-    descent on the three responses.
+    This is a dict with the metrics by name, and with the models' `weights` after the update. n: tokens in a macro
+    action; epochs: steps of gradient descent on the three responses.
     """
     mask = setting.experience[2]
     # 1. Before the first step: rewards, advantages and returns of macro actions.
@@ -150,26 +154,29 @@ def right_update(setting: Setting, n: int, epochs: int) -> dict[str, Tensor]:
     learners = [*setting.policy.parameters(), *setting.critic.parameters()]
     for _ in range(epochs):
         new = setting.logprobs(setting.policy)
-        policy, _ = policy_loss(new, old, advantages, macro, clip=SETTINGS["EPSILON"])
-        value, _ = value_loss(
+        loss_of_policy, _ = policy_loss(new, old, advantages, macro, clip=SETTINGS["EPSILON"])
+        loss_of_values, _ = value_loss(
             setting.values(), old_values, returns, macro, clip=SETTINGS["VALUE_RANGE"]
         )
-        slopes = torch.autograd.grad(policy + value, learners, allow_unused=True)
-        for parameter, slope in zip(learners, slopes, strict=True):
-            if slope is not None:  # None: no loss depends on it
-                parameter.data -= RATE * slope
+        gradients = torch.autograd.grad(
+            loss_of_policy + loss_of_values, learners, allow_unused=True
+        )
+        for parameter, gradient in zip(learners, gradients, strict=True):
+            if gradient is not None:  # None: neither loss depends on this parameter
+                parameter.data -= RATE * gradient
+    # 3. The metrics; the losses are those of the last step.
     metrics = {
         "score": score.mean(),
         "kl": (old - reference).sum(1).mean(),
         "tokens": mask.sum(1).float().mean(),
-        "policy_loss": policy.detach(),
-        "value_loss": value.detach(),
+        "policy_loss": loss_of_policy.detach(),
+        "value_loss": loss_of_values.detach(),
     }
     return metrics | weights(setting)
 
 
 def weights(setting: Setting) -> dict[str, Tensor]:
-    """All weights of each model, as one vector: `weights of policy`, and so on."""
+    """Return all weights of each model as one vector, by a name such as `weights of policy`."""
     vectors = {}
     for name in ("policy", "critic", "reference", "rm"):
         parameters = getattr(setting, name).parameters()
@@ -180,11 +187,13 @@ def weights(setting: Setting) -> dict[str, Tensor]:
 def update_fault(answers: ModuleType, n: int, epochs: int, draw: torch.Generator) -> str:
     """Return what is wrong after the student's update, or an empty text.
 
-    answers: the student's file; n: tokens of a macro action; epochs: steps on the responses.
+    answers: the student's file as a module; n: tokens in a macro action; epochs: steps of gradient descent.
     """
     setting = draw_setting(draw)
+    # Both updates change the weights, so the student's gets copies of the models.
     copies = [copy.deepcopy(model) for model in setting[:4]]
     students = Setting(*copies, setting.experience)
+    # The constants at the top of the student's file get other values.
     vars(answers).update(SETTINGS | {"EPOCHS": epochs})
     groups = [
         {"params": list(model.parameters()), "lr": RATE}
@@ -204,6 +213,7 @@ def update_fault(answers: ModuleType, n: int, epochs: int, draw: torch.Generator
     for name, value in right.items():
         if not torch.allclose(found[name].double(), value.double(), rtol=1e-3, atol=1e-4):
             is_number = value.dim() == 0
+            # Weights are too many to print.
             told = f": {value.item():.4f}, not {found[name].item():.4f}" if is_number else ""
             return f"{call} gets the {name} wrong{told}"
     return ""
@@ -212,8 +222,9 @@ def update_fault(answers: ModuleType, n: int, epochs: int, draw: torch.Generator
 def cut_fault(answers: ModuleType, draw: torch.Generator) -> str:
     """Return what is wrong with the student's macro actions, or an empty text."""
     n = int(torch.randint(1, 7, (), generator=draw))
-    more = int(torch.randint(1, 7, (), generator=draw))
-    length = n + more  # more than one macro action, or another n would cut alike
+    tokens_after_first_action = int(torch.randint(1, 7, (), generator=draw))
+    # With a single macro action, a larger n would cut the response in the same way.
+    length = n + tokens_after_first_action
     right = [t // n for t in range(length)]
     try:
         found = answers.macro_actions(torch.ones(2, length, dtype=torch.bool), n)
@@ -226,7 +237,7 @@ def cut_fault(answers: ModuleType, draw: torch.Generator) -> str:
 
 def gae_fault(answers: ModuleType, draw: torch.Generator) -> str:
     """Return what is wrong with the student's GAE, or an empty text."""
-    rewards, values = torch.randn(2, 2, 4, generator=draw)
+    rewards, values = torch.randn(2, 2, 4, generator=draw)  # of two responses of four macro actions
     vars(answers).update(SETTINGS)
     mask = torch.ones(2, 4, dtype=torch.bool)
     right = gae(rewards, values, mask, SETTINGS["GAMMA"], SETTINGS["LAMBDA"])
@@ -243,11 +254,11 @@ def gae_fault(answers: ModuleType, draw: torch.Generator) -> str:
 def grade(answers: ModuleType, cases: int = 5) -> dict[str, str]:
     """Return the last error of each part, or an empty text; `answers` is the student's file as a module.
 
-    An update counts as wrong if it is wrong in two cases or more: in one, rounding may have moved a ratio over the
-    bound of its clip range.
+    An update counts as wrong if it is wrong in two cases or more. In a single case, rounding may have moved a ratio
+    over the bound of its clip range, although the update is right.
     """
     draw = torch.Generator()
-    draw.seed()  # by chance: other numbers each time
+    draw.seed()  # a random seed, so that each call draws other numbers
     checks = {
         "macro_actions": partial(cut_fault, answers, draw),
         "gae": partial(gae_fault, answers, draw),

@@ -38,7 +38,7 @@ class Question:
 def number(value: float, digits: int = 3) -> str:
     """Write a number without trailing zeros, with a real minus sign."""
     text = f"{value:.{digits}f}".rstrip("0").rstrip(".")
-    if text in ("-0", ""):
+    if text in ("-0", ""):  # a negative number that was rounded to 0, or a 0 that was stripped
         text = "0"
     return text.replace("-", "−")
 
@@ -70,15 +70,17 @@ def draw_values(draw: random.Random) -> Tensor:
 
 
 def ask_gradient_of_logits(draw: random.Random) -> Question:
-    """The first step's gradient of three logits, and which words become more probable."""
+    """Ask for the gradient of three logits at the first step, and which words become more probable."""
     tenths = draw.choice([(5, 3, 2), (6, 3, 1), (5, 4, 1), (7, 2, 1)])
     probabilities = torch.tensor(tenths) / 10
     names = ("first", "second", "third")
     sampled = draw.randrange(3)
     advantage = draw.choice([-2.0, -1.0, 1.0, 2.0])
-    logits = probabilities.log().requires_grad_()
+    logits = probabilities.log().requires_grad_()  # their softmax is the probabilities
+    # At the first step the ratio is 1, so PPO's gradient is the advantage times that of the log-probability.
     (advantage * logits.log_softmax(-1)[sampled]).backward()
-    # A logit that rises by less than the average of all logits belongs to a word that becomes less probable.
+    # The derivative of a softmax: a probability p changes by p · (the rise of its logit − the mean rise of all logits,
+    # weighted by the probabilities). So a word whose logit rises by less than this mean becomes less probable.
     mean_rise = (probabilities * logits.grad).sum()
     change = probabilities * (logits.grad - mean_rise)
     rising = [names[word] for word in range(3) if change[word] > 0]
@@ -98,7 +100,7 @@ def ask_gradient_of_logits(draw: random.Random) -> Question:
 
 
 def ask_what_a_baseline_does(draw: random.Random) -> Question:
-    """Why a baseline changes noise alone; there is nothing to draw."""
+    """Ask why a baseline changes only the noise. The question has no numbers, so nothing is drawn."""
     return Question(
         text="Why does a baseline leave the mean of the policy gradient unchanged? "
         "What does it change? Which property must the baseline have?",
@@ -111,7 +113,7 @@ def ask_what_a_baseline_does(draw: random.Random) -> Question:
 
 
 def ask_advantages_of_tokens(draw: random.Random) -> Question:
-    """GAE over single tokens."""
+    """Ask for GAE over single tokens."""
     values = draw_values(draw)
     lam = draw.choice([0.5, 0.8])
     _, by_token = advantages_of(values, 1.0, n=1, lam=lam)
@@ -127,7 +129,7 @@ def ask_advantages_of_tokens(draw: random.Random) -> Question:
 
 
 def ask_advantages_of_macro_actions(draw: random.Random) -> Question:
-    """GAE over macro actions of two tokens."""
+    """Ask for GAE over macro actions of two tokens."""
     values = draw_values(draw)
     lam = draw.choice([0.5, 0.8])
     by_action, by_token = advantages_of(values, 1.0, n=2, lam=lam)
@@ -143,14 +145,15 @@ def ask_advantages_of_macro_actions(draw: random.Random) -> Question:
 
 
 def ask_share_that_arrives(draw: random.Random) -> Question:
-    """What λ leaves of a score at the first token, with tokens and with macro actions."""
+    """Ask which share of a score arrives at the first token, with single tokens and with macro actions."""
     n = draw.choice([4, 5])
+    # 4 to 6 whole macro actions and a last one of a single token: so tokens − 1 is a multiple of n.
     tokens = n * draw.choice([4, 5, 6]) + 1
     lam = draw.choice([0.9, 0.95])
     actions_after_first = (tokens - 1) // n
     by_token = number(lam ** (tokens - 1))
     by_action = number(lam**actions_after_first)
-    slower = number(lam ** (1 / n), 4)
+    lam_that_fades_as_slowly = number(lam ** (1 / n), 4)
     return Question(
         text=f"A critic predicts nothing, λ = {number(lam)}, and a response has {tokens} tokens. "
         "Which share of the score arrives at the first token under PPO, and which with macro "
@@ -159,7 +162,7 @@ def ask_share_that_arrives(draw: random.Random) -> Question:
         answer=f"PPO: {number(lam)}^{tokens - 1} = {by_token}. "
         f"Macro actions: {actions_after_first} steps, {number(lam)}^{actions_after_first} = "
         f"{by_action}. Single tokens: "
-        f"{number(lam)}^(1/{n}) = {slower}. "
+        f"{number(lam)}^(1/{n}) = {lam_that_fades_as_slowly}. "
         "With macro actions several tokens also share one value and one advantage. "
         "*Points:* 1, 2, 1, 1.",
         points=5,
@@ -167,11 +170,12 @@ def ask_share_that_arrives(draw: random.Random) -> Question:
 
 
 def ask_clip(draw: random.Random) -> Question:
-    """PPO's clipped term for one ratio, with an advantage of each sign."""
+    """Ask for PPO's clipped term for one ratio, with an advantage of each sign."""
     ratio = draw.choice([0.6, 0.7, 1.3, 1.4])
     size = draw.choice([1.0, 2.0])
     lines = []
     for advantage in (size, -size):
+        # The old log-probability is 0, so the new one is the logarithm of the ratio.
         now = torch.tensor([[ratio]]).log().requires_grad_()
         one_token = FixedNGram(1)(response_of(1))
         loss, _ = policy_loss(
@@ -180,6 +184,7 @@ def ask_clip(draw: random.Random) -> Question:
         loss.backward()
         has_gradient = now.grad.abs().item() > 0
         words = "a gradient" if has_gradient else "no gradient"
+        # The term in the objective, which is maximised, is minus the loss.
         lines.append(f"for {number(advantage)} it is {number(-loss.item())}, with {words}")
     return Question(
         text=f"ε = 0.2, and the ratio of a token is {number(ratio)}. "
@@ -192,7 +197,7 @@ def ask_clip(draw: random.Random) -> Question:
 
 
 def ask_kl_of_a_macro_action(draw: random.Random) -> Question:
-    """The KL reward of a macro action, summed and averaged."""
+    """Ask for the KL reward of a macro action, summed and averaged."""
     log_ratios = torch.tensor([[draw.choice([-2, -1, 1, 2, 3]) / 10 for _ in range(4)]])
     beta = draw.choice([0.02, 0.05, 0.1])
     one_action = FixedNGram(4)(response_of(4))
@@ -214,9 +219,9 @@ def ask_kl_of_a_macro_action(draw: random.Random) -> Question:
 
 
 def ask_value_loss(draw: random.Random) -> Question:
-    """The clipped value loss of one token."""
+    """Ask for the clipped value loss of one token."""
     old = draw.choice([0.3, 0.4, 0.5])
-    now = old + draw.choice([0.3, 0.4])
+    now = old + draw.choice([0.3, 0.4])  # more than 0.2 above: the clipped value is old + 0.2
     target = draw.choice([1.0, 1.2])
     value = torch.tensor([[now]], requires_grad=True)
     one_token = FixedNGram(1)(response_of(1))
@@ -238,10 +243,10 @@ def ask_value_loss(draw: random.Random) -> Question:
 
 
 def ask_kappa(draw: random.Random) -> Question:
-    """Cohen's κ of a person and a judge."""
+    """Ask for Cohen's κ of a person and a judge."""
     person, judge = draw.choice([(60, 70), (55, 65), (40, 60), (50, 70)])
     agree = draw.choice([66, 70, 74])
-    # Both prefer the first, or both the second.
+    # The share of pairs in which both prefer the first, or both the second, if they chose independently.
     by_chance = (person * judge + (100 - person) * (100 - judge)) / 10_000
     kappa = (agree / 100 - by_chance) / (1 - by_chance)
     return Question(
@@ -257,9 +262,9 @@ def ask_kappa(draw: random.Random) -> Question:
 
 
 def ask_what_an_interval_says(draw: random.Random) -> Question:
-    """What a confidence interval that includes 0 shows, and what two studies show together."""
+    """Ask what a confidence interval that includes 0 shows, and what two studies show together."""
     mean = draw.choice([-2, -3])
-    half_width = draw.choice([4, 5])
+    half_width = draw.choice([4, 5])  # larger than the mean, so that the interval includes 0
     low = number(mean - half_width)
     high = number(mean + half_width)
     return Question(
@@ -291,7 +296,7 @@ QUESTIONS: tuple[Callable[[random.Random], Question], ...] = (
 
 
 def draw_questions(seed: int) -> list[Question]:
-    """Return the ten questions of a seed."""
+    """Return the ten questions with the numbers of this seed."""
     draw = random.Random(seed)
     return [ask(draw) for ask in QUESTIONS]
 

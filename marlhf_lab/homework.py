@@ -18,17 +18,18 @@ POINTS = {"spans": 3, "rewards": 3, "values": 2, "advantages": 5, "to_tokens": 2
 
 
 def one_case(draw: torch.Generator) -> dict[str, tuple[list, torch.Tensor]]:
-    """Return each function's arguments and right result for one response, from 1 to 12 tokens long.
+    """Return the arguments and the right result of each of the student's functions, for one response of 1 to 12 tokens.
 
-    The result of a function is among the arguments of the next ones, as in an update.
+    The right result of one function is an argument of the next ones, as in an update.
     """
-    # 1. New numbers: a response, its KL rewards by token, its values and score, and two policies.
+    # 1. New numbers: a response, its KL rewards by token, its values and score, and the log-probabilities of two
+    #    policies, which may be any numbers: only their difference counts.
     length = int(torch.randint(1, 13, (), generator=draw))
     n = int(torch.randint(1, 13, (), generator=draw))
     penalties, values, old, moves = torch.randn(4, 1, length, generator=draw)
     score, lam = torch.rand(2, generator=draw)
     new = old + 0.3 * moves
-    # 2. The library's results.
+    # 2. The library's results, with a first dimension for the one response.
     macro = FixedNGram(n)(torch.ones(1, length, dtype=torch.bool))
     (spans,) = macro.spans()
     rewards = macro_rewards(penalties, score[None], macro)
@@ -48,9 +49,12 @@ def one_case(draw: torch.Generator) -> dict[str, tuple[list, torch.Tensor]]:
 
 
 def fault(answers: Any, name: str, given: list, right: torch.Tensor) -> str:
-    """Return what is wrong with one result, or an empty text; an error in the student's code is a wrong result.
+    """Return what is wrong with the result of one function, or an empty text.
 
-    answers: has the student's functions as attributes; name: of one of them; given: its arguments; right: the result.
+    An error in the student's code counts as a wrong result.
+
+    answers: has the student's functions as attributes; name: that of the function; given: its arguments; right: the
+    right result.
     """
     try:
         found = getattr(answers, name)(*given)
@@ -65,7 +69,7 @@ def fault(answers: Any, name: str, given: list, right: torch.Tensor) -> str:
 def grade(answers: Any, cases: int = 20) -> dict[str, str]:
     """Return the first error of each function, or an empty text; `answers` has the functions as attributes."""
     draw = torch.Generator()
-    draw.seed()  # by chance: other numbers each time
+    draw.seed()  # a random seed, so that each call draws other numbers
     faults = dict.fromkeys(POINTS, "")
     for _ in range(cases):
         for name, (given, right) in one_case(draw).items():
@@ -79,15 +83,16 @@ def main(path: Path) -> None:
     spec = importlib.util.spec_from_file_location("answers", path)
     answers = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(answers)
-    # Both modules have `grade` and `POINTS`.
-    part = build_it if hasattr(answers, "update") else sys.modules[__name__]
-    faults = part.grade(answers)
+    # The module that grades: `build_it` for the assignment, this module itself for the homework. Both have `grade` and
+    # `POINTS`.
+    grader = build_it if hasattr(answers, "update") else sys.modules[__name__]
+    faults = grader.grade(answers)
     total = 0
-    for name, points in part.POINTS.items():
+    for name, points in grader.POINTS.items():
         earned = 0 if faults[name] else points
         total += earned
         print(f"{name:13} {earned} of {points}  {faults[name]}".rstrip())
-    print(f"{'sum':13} {total} of {sum(part.POINTS.values())}")
+    print(f"{'sum':13} {total} of {sum(grader.POINTS.values())}")
 
 
 if __name__ == "__main__":
