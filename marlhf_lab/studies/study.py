@@ -391,7 +391,7 @@ def run_of(study: Study, name: str, seed: int) -> Run:
             lost.append(f"--{key}={value}")
     try:
         refuse_options_of_the_study(study.shared | own)
-        # The command of the method refuses them, and its message names the options that it has.
+        # If options would be lost, the method's command refuses them, and its message names the options that it has.
         _parse(TRAINING[command] or "evaluate", *lost)
         parsed = {stage: _parse(stage, *words[stage]) for stage in stages}
     except InputError as error:
@@ -429,7 +429,7 @@ def run_of(study: Study, name: str, seed: int) -> Run:
         seed=seed,
         words=words,
         options=options,
-        start=f"seed{seed}-{_hash(start)}",
+        start=f"seed{seed}-{_hash(start)}",  # methods with the same options of the start share it
         prompts=prompts,
     )
 
@@ -575,9 +575,9 @@ def run_study(
     runs = plan(study, asked_seeds, asked_methods)
     results = Path(output_dir or f"data/results/{study.name}")
     # The table has all seeds that are complete, also those that this call does not run.
-    of_table = plan(study, [*dict.fromkeys([*study.seeds, *asked_seeds])])
+    of_table = plan(study, [*dict.fromkeys([*study.seeds, *asked_seeds])])  # each seed once
     stored = read_results(results)
-    changed = {}
+    changed = {}  # name of a stored run -> the option that differs, or an empty text
     for run in of_table:
         if run.name in stored:
             changed[run.name] = changed_option(run, stored[run.name])
@@ -804,6 +804,7 @@ def make_result(
     inputs = [f"--sft={models.sft}"]
     if models.rm:
         inputs.append(f"--rm={models.rm}")
+    # An SFT model that the protocol names was trained elsewhere, and its folder does not count this study's prompts.
     if not study.of_curves and not study.sft:
         check_there_are_enough_prompts(run, models.sft)
 
