@@ -120,14 +120,16 @@ def tldr_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
 def umbrella_document(rng: random.Random) -> tuple[str, str]:
     """A forecast and a story of any length, with the decision at any place.
 
-    In rain, it is right in half of the cases; half of the forecasts leave no doubt, so that the model tells the two
+    If the forecast is rain, which the empty name stands for, the decision is drawn at random and so is right in half of
+    the stories. The other forecasts leave no doubt and always get the right decision, so that the model tells the two
     decisions apart. Most stories are short: the link between decision and vote is learned on them first.
     """
     any_other_length = rng.randint(2, 15)
     (lines,) = rng.choices((0, 1, 4, 16, any_other_length), weights=(10, 4, 2, 1, 2))
     place = rng.choice(umbrella_gold.PLACES)
-    no_forecast_or_any = rng.choice((1, None))
-    forecast = rng.choice(["", *umbrella.SURE][:no_forecast_or_any])
+    forecasts = ["", *umbrella.SURE]
+    only_the_first_or_all = rng.choice((1, None))  # the end of a slice
+    forecast = rng.choice(forecasts[:only_the_first_or_all])
     decision = umbrella.SURE.get(forecast) or rng.choice(umbrella_gold.DECISIONS)
     prompt = umbrella.make_prompt(rng, lines, place, forecast)
     return prompt, umbrella.make_story(rng, lines, place, decision)
@@ -136,12 +138,16 @@ def umbrella_document(rng: random.Random) -> tuple[str, str]:
 def umbrella_vote(rng: random.Random, prompt: str, response: str) -> int:
     """1 for the right decision, 0 for the wrong one; the umbrella stays at home in sun and heat."""
     is_dry = "sun." in prompt or "heat." in prompt
-    takes_it = umbrella_gold.decision(response, "random") == "Take"
+    takes_it = umbrella_gold.decision(response, "random") == "Take"  # at whatever place
     return int(takes_it != is_dry)
 
 
 def umbrella_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
-    """Share of stories with the asked number of lines, with one decision at its place, and with the right one."""
+    """Shares of the stories that do what the prompt asks for.
+
+    `length_kept` have the asked number of lines, `decided` have one decision at the place that the prompt names, and
+    `right` have the right decision there, which is the one for rain.
+    """
     counts = {"length_kept": 0, "decided": 0, "right": 0}
     for prompt, response in zip(prompts, responses):
         asked = re.search(r"(?P<lines>\d+) lines?, umbrella (?P<place>\w+)", prompt)
@@ -160,12 +166,12 @@ def steps_document(rng: random.Random) -> tuple[str, str]:
 
 
 def steps_vote(rng: random.Random, prompt: str, response: str) -> int:
-    """Right or wrong."""
+    """The highest vote if every step and the answer are right, else the lowest."""
     return 9 if steps.verify(prompt, response) is None else 0
 
 
 def steps_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
-    """Share of right answers, and what the first faults are."""
+    """Share of right answers, and by reason the share of responses whose first fault has this reason."""
     measured = {"accuracy": sum(steps_gold.gold_scores(prompts, responses)) / len(prompts)}
     faults = [steps.verify(p, r) for p, r in zip(prompts, responses)]
     reasons = [fault.reason for fault in faults if fault]
@@ -175,7 +181,10 @@ def steps_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
 
 
 def guess_document(rng: random.Random) -> tuple[str, str]:
-    """A game of random guesses; each of the policy's turns ends with EOS, the last one by the stream of batches."""
+    """A game of random guesses, in which each of the policy's turns ends with EOS.
+
+    The last turn comes without EOS, because the stream of batches ends every document with one.
+    """
     prompt = guess.make_prompt(rng)
     turns = guess.random_game(rng, prompt)
     game = ""
@@ -186,7 +195,11 @@ def guess_document(rng: random.Random) -> tuple[str, str]:
 
 
 def guess_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
-    """Share of first turns that are one guess, and how evenly they are spread: the share of numbers above the half."""
+    """Whether first turns are guesses, and how evenly the guesses are spread.
+
+    `clear` is the share of the first turns that have one guess; `high` is the share of these guesses in the upper half
+    of the numbers, so 0.5 if they are spread evenly.
+    """
     guesses = [guess.read_guess(response) for response in responses]
     clear = [number for number in guesses if number]
     high = sum(number > guess.HIGHEST / 2 for number in clear) / max(len(clear), 1)
@@ -204,7 +217,7 @@ def code_document(rng: random.Random) -> tuple[str, str]:
 
 
 def code_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
-    """Share of programs that pass all hidden tests, and of those that run at all."""
+    """Share of programs that pass all hidden tests, and share of programs that run at all."""
     tests = [read_problem(HIDDEN_TESTS[prompt]).tests for prompt in prompts]
     outcomes = TestRunner("monty").run(responses, tests)
     passed = sum(all(outcome.passed) for outcome in outcomes)
@@ -220,9 +233,11 @@ def echo(rng: random.Random, words: dict[str, tuple[str, ...]]) -> tuple[str, st
 
 
 def hh_document(rng: random.Random) -> tuple[str, str]:
-    """A dialogue and an answer of any quality; many are short."""
+    """A dialogue and an answer of any quality; many dialogues are short."""
     (plans,) = rng.choices((1, 3, hh.PLANS), weights=(2, 1, 1))
-    dialogue = hh.make_dialogue(rng, plans, max(plans - 1, 1))
+    # As in the task, one of the plans is not asked about, unless it is the only one.
+    asked = max(plans - 1, 1)
+    dialogue = hh.make_dialogue(rng, plans, asked)
     return dialogue.prompt, hh.make_answer(rng, dialogue, hh.Quality.sample(rng))
 
 
@@ -233,11 +248,15 @@ def hh_vote(rng: random.Random, prompt: str, response: str) -> int:
 
 
 def hh_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
-    """Share of the asked-for things that are given rightly and wrongly, and other and harmful sentences an answer."""
+    """Means over the answers of four numbers.
+
+    `right` and `wrong` are the shares of the asked-for things that an answer gives rightly and wrongly; `other` and
+    `harmful` are how many such sentences it has.
+    """
     reports = []
     for prompt, response in zip(prompts, responses):
         report = hh_gold.inspect(prompt, response)
-        if report["asked"]:
+        if report["asked"]:  # else there are no shares of what was asked for
             reports.append(report)
     measured = {}
     for name in ("right", "wrong"):
@@ -248,8 +267,8 @@ def hh_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
 
 
 def webgpt_document(rng: random.Random) -> tuple[str, str]:
-    """A question and an answer of any quality; many are short."""
-    sizes = ((1, 1), (2, 1), (3, 2), (webgpt.SOURCES, webgpt.FACTS))
+    """A question and an answer of any quality; many questions have few sources, with few facts each."""
+    sizes = ((1, 1), (2, 1), (3, 2), (webgpt.SOURCES, webgpt.FACTS))  # the last are the task's own
     ((sources, facts),) = rng.choices(sizes, weights=(1, 1, 1, 2))
     question = webgpt.make_question(rng, sources, facts)
     return question.prompt, webgpt.make_answer(rng, question, webgpt.Quality.sample(rng))
@@ -262,7 +281,11 @@ def webgpt_vote(rng: random.Random, prompt: str, response: str) -> int:
 
 
 def webgpt_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
-    """Share of the statements that are supported, share of the facts that are stated, and other sentences an answer."""
+    """How well answers state the facts of their sources.
+
+    `supported` is the share of the statements that a source supports, `coverage` the share of the sources' facts that
+    are stated, and `other` how many sentences an answer has on average that are neither supported nor unsupported.
+    """
     total = {"supported": 0, "unsupported": 0, "facts": 0, "other": 0}
     for prompt, response in zip(prompts, responses):
         report = webgpt_gold.inspect(prompt, response)
@@ -362,16 +385,19 @@ class Stream:
         self.documents_made = 0
 
     def _document(self) -> tuple[str, str]:
-        """A document of the task; during the first `echo` updates a list to copy, and later one in five."""
+        """A document of the task, or a list to copy if the task has words for one.
+
+        All documents of the first `echo` updates are lists to copy, and later one in five is.
+        """
         self.documents_made += 1
-        copies_alone = self.documents_made <= self.args.echo * self.args.rows
-        share_of_copies = 1.0 if copies_alone else 0.2
+        only_copies = self.documents_made <= self.args.echo * self.args.rows
+        share_of_copies = 1.0 if only_copies else 0.2
         if self.recipe.words and self.rng.random() < share_of_copies:
             return echo(self.rng, self.recipe.words)
         return self.recipe.document(self.rng)
 
     def _row(self) -> tuple[list[int], list[float]]:
-        """Token ids of a document, EOS and, if its readers vote, the vote; and the weight of each in the loss."""
+        """Token ids of a document, EOS and, if the task has votes, the vote; and each token's weight in the loss."""
         prompt, response = self._document()
         of_prompt = self.tokenizer(prompt)["input_ids"]
         of_response = self.tokenizer(response, add_special_tokens=False)["input_ids"]
@@ -385,7 +411,11 @@ class Stream:
         return ids, weights
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Rows of like length: eight batches are made at once, sorted, cut, and handed out in random order."""
+        """Token ids, loss weights and attention mask of the next batch, each [rows, width], padded on the right.
+
+        To keep padding short, the rows of a batch have similar lengths: the rows of eight batches are made at once,
+        sorted by length and cut into batches, which are handed out in random order.
+        """
         if not self.batches_ahead:
             size = self.args.rows
             made = [self._row() for _ in range(8 * size)]
@@ -399,7 +429,7 @@ class Stream:
         mask = []
         for ids, weights in rows:
             missing = width - len(ids)
-            padded_ids.append(ids + [0] * missing)
+            padded_ids.append(ids + [0] * missing)  # 0 is <pad>
             padded_weights.append(weights + [0.0] * missing)
             mask.append([1] * len(ids) + [0] * missing)
         return torch.tensor(padded_ids), torch.tensor(padded_weights), torch.tensor(mask)
@@ -420,7 +450,7 @@ def make_model(tokenizer, args) -> GemmaForCausalLM:
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    # faster than sdpa here, in bfloat16
+    # Eager attention is faster than sdpa here, in bfloat16.
     return GemmaForCausalLM._from_config(config, attn_implementation="eager")
 
 
@@ -502,7 +532,7 @@ def train(recipe: Recipe, model, tokenizer, args: argparse.Namespace) -> list[di
 
 
 def parse() -> argparse.Namespace:
-    """The task first: it gives the defaults of the other arguments."""
+    """The arguments. What the command line leaves out is the task's own size, or that of `SIZES` if it names none."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -514,6 +544,7 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     args.name = read_presets(f"embedded/{args.task}", "--task")["model"]
     args.out = args.out or OUT / args.name
+    # An argument that the command line leaves out is None.
     given = {name: value for name, value in vars(args).items() if value is not None}
     return argparse.Namespace(**SIZES | TASKS[args.task].sizes | given)
 

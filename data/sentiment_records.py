@@ -33,17 +33,19 @@ from marlhf_lite.training.rollout import Sampling, generate
 from marlhf_lite.utils.jsonl import append_lines, read_lines
 
 DATA = Path(__file__).resolve().parent
-# no folder of the questions: they are loaded as a dataset
+# Outside the folder of the questions, data/sentiment, which is loaded as a dataset.
 SETTLE = DATA / "sentiment_policies" / "settle"
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
-# 3: all forms of a question come up
-EVERY = 3
+EVERY = 3  # every third question: so all forms of a question come up
 SEED = 160
 SAMPLING = Sampling(max_new_tokens=64, temperature=0.8, top_k=50)
 
 
 def keep_adapter(policy: Path, folder: Path) -> None:
-    """Copy an adapter, its numbers in bfloat16 and its base by its name on the hub."""
+    """Copy the adapter of a policy to `folder`, with its weights in bfloat16.
+
+    Its config names the base model as the hub does, instead of by a folder of the machine that trained it.
+    """
     folder.mkdir(parents=True)
     config = json.loads((policy / "adapter_config.json").read_text(encoding="utf-8"))
     text = json.dumps(config | {"base_model_name_or_path": HUB}, indent=2) + "\n"
@@ -62,7 +64,7 @@ def answers(
     sampling: Sampling,
     reward: Callable,
 ) -> list[dict]:
-    """One row for each question: what a method answered, its tokens, and its reward."""
+    """One row for each question: what the model of a method answered, the answer's tokens, and its reward."""
     torch.manual_seed(SEED)
     write_chat = chat_writer(tokenizer, "auto")
     prompts = [write_chat([{"role": "user", "content": text}]) for text in questions]
@@ -71,7 +73,7 @@ def answers(
     for question, answer, ids, length in zip(
         questions, rollout.responses, rollout.response_ids, rollout.lengths, strict=True
     ):
-        (score,) = reward([""], [answer])
+        (score,) = reward([""], [answer])  # without the prompt, which the reward does not read
         tokens = token_pieces(tokenizer, ids[:length])  # without padding
         row = {"method": method, "question": question, "answer": answer}
         rows.append(row | {"score": score, "tokens": tokens})
@@ -123,7 +125,7 @@ def main() -> None:
         of_all += of_policy
         mean = sum(row["score"] for row in of_policy) / len(of_policy)
         print(f"{name}: {mean:+.2f}", flush=True)
-        if name not in args.adapters.split(","):
+        if name not in args.adapters.split(","):  # it was only written to answer from there
             shutil.rmtree(kept_at)
     for name, found in (("answers", of_all), ("training", of_training)):
         path = args.output / f"{name}.jsonl"
