@@ -116,7 +116,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, help="all as one JSON; default data/results/gpu/CARD_levers.json"
     )
-    # the deadline of a process that measures
+    # Given only to the processes that measure: their deadline, as `time.time()` counts.
     parser.add_argument("--child", type=float, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.tiny:
@@ -199,7 +199,7 @@ def check(holds: bool, otherwise: str) -> None:
 def run_tests_on_card(bench: Bench) -> dict:
     """Run the tests of kernels, autocast and checkpointing, which take the card if there is one."""
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    words += ["tests/test_on_card.py", "-k", "not gpu"]  # not this script
+    words += ["tests/test_on_card.py", "-k", "not gpu"]  # without the tests that start this script
     env = os.environ | {"PYTHONPATH": path_with(str(ROOT))}
     done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
     lines = done.stdout.strip().splitlines() or [done.stderr[-300:]]
@@ -210,7 +210,7 @@ def run_tests_on_card(bench: Bench) -> dict:
 
 
 def path_with(folder: str) -> str:
-    """Return Python's path for a process of its own, with this folder first."""
+    """Return this process's PYTHONPATH with a folder before it, for the environment of another process."""
     return os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])
 
 
@@ -219,17 +219,17 @@ def row_2(bench: Bench) -> None:
 
 
 def row_3(bench: Bench) -> None:
-    with_levers(bench, "3", "lora")
+    measure_lever_by_lever(bench, "3", "lora")
 
 
 def row_4(bench: Bench) -> None:
     bench.measure("4 full: before", updates, "full", on=0)
-    with_levers(bench, "4", "full")
-    with_fused_kernels(bench, "4", "full")
+    measure_lever_by_lever(bench, "4", "full")
+    measure_with_fused_kernels(bench, "4", "full")
 
 
-def with_levers(bench: Bench, row: str, way: str) -> None:
-    """One lever more each time; all but the last one are measured briefly."""
+def measure_lever_by_lever(bench: Bench, row: str, way: str) -> None:
+    """Measure updates with the first lever, with the first two, and so on; all but the last measurement are brief."""
     for i, lever in enumerate(LEVERS, start=1):
         name = f"{row} {way}: + {lever.name}"
         last = i == len(LEVERS)
@@ -240,8 +240,8 @@ def with_levers(bench: Bench, row: str, way: str) -> None:
             bench.measure(name, updates, way, on=i, profiled=last, counts=counts)
 
 
-def with_fused_kernels(bench: Bench, row: str, way: str) -> None:
-    """All levers and liger-kernel's norms, gated units and rotary embeddings."""
+def measure_with_fused_kernels(bench: Bench, row: str, way: str) -> None:
+    """Measure updates with all levers and with liger-kernel's norms, gated units and rotary embeddings."""
     name = f"{row} {way}: + fused kernels"
     if bench.args.device == "cpu" or importlib.util.find_spec("liger_kernel") is None:
         bench.measure(name, lambda bench: {"left_out": "needs a GPU and liger-kernel"})
@@ -256,7 +256,7 @@ def row_5(bench: Bench) -> None:
         bench.measure(f"{name}: static cache", generation, StaticCache, rows, graph=False)
         if bench.args.device == "cuda":
             bench.measure(f"{name}: ours", generation, Sampling, rows, graph=True)
-    with_fused_kernels(bench, "3", "lora")
+    measure_with_fused_kernels(bench, "3", "lora")
 
 
 def row_6(bench: Bench) -> None:
@@ -264,7 +264,11 @@ def row_6(bench: Bench) -> None:
 
 
 def t4(bench: Bench) -> dict:
-    """Updates with the preset's model, lengths and rows in a T4's memory; the batch is one of generation."""
+    """Measure updates as the preset lora-t4-16gb makes them, in no more memory than a T4 has.
+
+    Model, lengths and rows a pass are the preset's. The batch has only as many responses as the preset samples at once,
+    `generation_batch_size`.
+    """
     if importlib.util.find_spec("bitsandbytes") is None:
         return {"left_out": "bitsandbytes is not installed: pip install -e '.[gpu]'"}
     file = ROOT / "marlhf_lite" / "config" / "presets" / "lora-t4-16gb.yaml"
@@ -280,14 +284,16 @@ def t4(bench: Bench) -> dict:
     if bench.args.tiny:
         sizes = {"max_response_length": bench.args.response}
         batch = bench.args.batch
-    if cuda:
+    if cuda:  # on a larger card, allow as much as a T4 has
         total = torch.cuda.get_device_properties(0).total_memory / GIB
         torch.cuda.set_per_process_memory_fraction(min(T4_GIB / total, 1.0))
     model = {"dtype": preset["dtype"], "four_bits": True, "batch_size": batch, **sizes}
     with mock.patch.object(torch.cuda, "is_bf16_supported", lambda **_: False):  # a T4 has none
         trainer = bench.trainer("lora", **model)
     recompute(trainer, on=preset["gradient_checkpointing"] is True)
+    # The same arguments, so that these updates are made by the trainer above.
     found = updates(bench, "lora", rows=micro, counts=(0, 3), **model)
+    # What `marlhf memory` says of the preset; it has some of the preset's options.
     names = {field.name for field in fields(MemoryCommand)} & preset.keys()
     of_estimate = {name: preset[name] for name in names}
     estimate = estimate_memory(MemoryCommand(**of_estimate, gpu=T4_GIB))
@@ -302,17 +308,17 @@ def t4(bench: Bench) -> dict:
 
 
 def row_7(bench: Bench) -> None:
-    bench.measure("7 TRL's PPOTrainer, lora", theirs)
+    bench.measure("7 TRL's PPOTrainer, lora", measure_trl)
 
 
-def theirs(bench: Bench) -> dict:
-    """TRL's updates by benchmarks/trl_ppo/theirs.py, of the same model and sizes, in a process of its own."""
+def measure_trl(bench: Bench) -> dict:
+    """Measure TRL's updates, of the same model and sizes, by benchmarks/trl_ppo/theirs.py in another process."""
     args = bench.args
     if not Path(args.trl, "trl").is_dir():
         return {
             "left_out": f"no trl in {args.trl}: pip install --no-deps --target {args.trl} trl==1.12.0"
         }
-    bench.unload()
+    bench.unload()  # the other process needs the card's memory
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prompts = make_prompts(bench.tokenizer, args.batch, args.prompt)
@@ -346,21 +352,21 @@ def row_8(bench: Bench) -> None:
     for factor in (1, 2, 4):
         rows = factor * bench.args.micro
         bench.measure(f"8 lora: {rows} rows a pass", updates, "lora", rows=rows, counts=BRIEF)
-    bench.measure("8 lora: auto", decided)
+    bench.measure("8 lora: auto", find_what_auto_decides)
     if importlib.util.find_spec("bitsandbytes") is None:
         bench.measure("8 lora, 4 bits", lambda bench: {"left_out": "bitsandbytes is not installed"})
     else:
         bench.measure("8 lora, 4 bits", updates, "lora", four_bits=True, counts=BRIEF)
 
 
-def decided(bench: Bench) -> dict:
-    """What --gradient_checkpointing auto and --micro_batch_size 0 find by dry runs."""
+def find_what_auto_decides(bench: Bench) -> dict:
+    """Return what --gradient_checkpointing auto and --micro_batch_size 0 find by dry runs."""
     trainer = bench.trainer("lora")
     trainer.state.gradient_checkpointing = "auto"
     trainer.state.micro_batch.now = 0
     rows = trainer.fit_micro_batch_size()
     found = {"rows_a_pass": rows, "checkpointing": trainer.state.gradient_checkpointing}
-    recompute(trainer, on=bench.args.checkpointing)
+    recompute(trainer, on=bench.args.checkpointing)  # as before, for later measurements
     return found
 
 
@@ -381,7 +387,10 @@ def wanted_rows(text: str) -> list[int]:
 
 
 def measure_rows(args: argparse.Namespace) -> int:
-    """What a child does: all rows, or up to the first error."""
+    """Measure the wanted rows in this process, and return its status: 0 if all are there, 2 if no time is left.
+
+    An error, or a measurement that no other may follow in the same process, ends this process with another status.
+    """
     bench = Bench(args)
     try:
         for row in wanted_rows(args.rows):
@@ -394,12 +403,12 @@ def measure_rows(args: argparse.Namespace) -> int:
 
 def join(args: argparse.Namespace) -> int:
     """Write all measurements as one file, print them, and return how many failed."""
-    lines = [line for line in read_log(args.log) if "begun" not in line]
+    lines = [line for line in read_log(args.log) if "begun" not in line]  # results and errors
     found = {line.pop("name"): line for line in lines}
     device = found.get("0 card", {}).get("device", {"name": "unknown"})
     name = re.sub(r"\W+", "_", device["name"]).strip("_").lower()
     out = args.out or ROOT / "data" / "results" / "gpu" / f"{name}_levers.json"
-    # Places and times change no number.
+    # Where files are and how long it may take changes no number.
     left_out = ("out", "log", "child", "trl", "commit", "seconds")
     options = {name: value for name, value in vars(args).items() if name not in left_out}
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -444,16 +453,18 @@ def main(argv: list[str] | None = None) -> int:
     status = 1
     options = sys.argv[1:] if argv is None else argv
     child = [sys.executable, __file__, *options, "--child", str(deadline)]
+    # Start one process after the other, until one has measured all that is left (0) or finds no time for more (2).
     while status not in (0, 2) and time.time() < deadline:
         before = len(read_log(args.log))
-        # A child looks at the clock between two measurements alone, so one that hangs is ended from here.
-        seconds_left = deadline - time.time() + 30
-        words = ["timeout", "--kill-after=10", str(seconds_left), *child]
+        # A child looks at the clock only between two measurements, so a child that hangs is ended from here. A last
+        # measurement that began in time may be up to 30 seconds late.
+        seconds_allowed = deadline - time.time() + 30
+        words = ["timeout", "--kill-after=10", str(seconds_allowed), *child]
         status = subprocess.run(words).returncode
         lines = read_log(args.log)
         if len(lines) == before:
-            break  # it does not even start
-        if "begun" in lines[-1]:  # it was killed, and could not write why
+            break  # the child does not even start, and neither would the next one
+        if "begun" in lines[-1]:  # the child was killed, and could not write why
             error = f"the process ended with status {status}"
             write_line(args.log, {"name": lines[-1]["name"], "error": error})
     return int(join(args) > 0 or status != 0)

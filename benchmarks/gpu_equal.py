@@ -21,7 +21,7 @@ from marlhf_lite.models.fast.switch import set_levers
 from marlhf_lite.training.rollout import Rollout, Sampling, from_tokens, generate
 from marlhf_lite.utils.tables import markdown
 
-# Way -> the option that takes it, and the measurement of an update before and with it, by rows of gpu.py.
+# Way -> the option that takes it, and names of two measurements of gpu.py: an update without the way, and one with it.
 WAYS = {
     "lora": ("--fast lora", "2 lora: before", "3 lora: + 16-bit adapters"),
     "checkpointing": (
@@ -51,11 +51,15 @@ AS_EXACT_IN_16_BITS = 1.5
 
 
 def equal_numbers(bench: Bench, way: str) -> dict:
-    """Compare log-probabilities, values and gradients of a way with the plain one's; `equal` is the verdict."""
+    """Compare outputs (log-probabilities and values) and gradients of a way with those of the plain way.
+
+    In float32 they must be near the plain ones. In 16 bits, where every operation rounds, the way must be about as near
+    to the plain numbers in float32 as the plain way in 16 bits is. `equal` is true if both hold for both.
+    """
     trainer = bench.trainer("lora")
     texts = responses_of_different_lengths(bench)
     roles_of_the_trainer = nn.ModuleList([trainer.models.policy, trainer.models.critic])
-    in_16_bits = change_adapters(copy.deepcopy(roles_of_the_trainer))
+    in_16_bits = change_adapters(copy.deepcopy(roles_of_the_trainer))  # the trainer is used again
     in_float32 = copy.deepcopy(in_16_bits).float()
     plain_found = {}
     found = {}
@@ -67,6 +71,7 @@ def equal_numbers(bench: Bench, way: str) -> dict:
         found[dtype] = numbers(models, texts)
     is_equal = True
     distances = {}
+    # In the order in which `numbers` returns outputs and gradients.
     limits = {"outputs": OUTPUTS_IN_FLOAT32, "gradients": GRADIENTS_IN_FLOAT32}
     for i, (name, limit) in enumerate(limits.items()):
         exact = plain_found["float32"][i]
@@ -84,7 +89,10 @@ def equal_numbers(bench: Bench, way: str) -> dict:
 
 
 def equal_tokens(bench: Bench) -> dict:
-    """Compare the responses that a graph samples with those of transformers; in float32 all must be equal."""
+    """Compare the responses that a CUDA graph samples with those of transformers, from the same random numbers.
+
+    In float32 all must be equal; the share of equal responses in 16 bits is only recorded.
+    """
     in_16_bits = copy.deepcopy(bench.trainer("lora").models.policy.eval().model)
     prompts = make_prompts(bench.tokenizer, bench.args.batch, bench.args.prompt)
     sampling = Sampling(bench.args.response)
@@ -96,7 +104,7 @@ def equal_tokens(bench: Bench) -> dict:
         take("graph", model, [model])
         torch.manual_seed(0)
         graph_ids = generate(model, bench.tokenizer, prompts, sampling).response_ids
-        share = 0.0  # of responses of other lengths
+        share = 0.0  # if the longest responses differ in length
         if plain_ids.shape == graph_ids.shape:
             share = (plain_ids == graph_ids).all(1).float().mean().item()
         shares[str(model.dtype).removeprefix("torch.")] = share
@@ -114,13 +122,17 @@ def responses_of_different_lengths(bench: Bench) -> Rollout:
         length = max(1, bench.args.response * (row + 1) // rows)
         ids = torch.randint(3, len(bench.tokenizer), (length,), generator=generator)
         responses.append(ids.tolist())
-        kept.append(prompt[: len(prompt) // (1 + row % 2)])
+        kept.append(prompt[: len(prompt) // (1 + row % 2)])  # every second prompt is cut in half
+    # `ends` are tokens after which a response counts as ended, which makes no difference here.
     return from_tokens(bench.tokenizer, kept, responses, ends=[]).to(bench.device)
 
 
 @torch.no_grad()
 def change_adapters(models: nn.Module) -> nn.Module:
-    """Let the adapters change something: new ones multiply by zero. Returns `models`."""
+    """Draw weights for the adapters' second matrices, and return `models`, in training mode.
+
+    New adapters change nothing, because these matrices begin as zeros.
+    """
     torch.manual_seed(0)
     for name, weight in models.named_parameters():
         if "lora_B" in name and weight.requires_grad:
@@ -129,10 +141,14 @@ def change_adapters(models: nn.Module) -> nn.Module:
 
 
 def numbers(models: nn.ModuleList, texts: Rollout) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities and values of all response tokens, and a gradient of them for all adapters' weights."""
+    """Return the outputs, which are log-probabilities and values at all response tokens, and one gradient.
+
+    The gradient is that of a weighted sum of the outputs, in which each has another weight, for all adapters' weights.
+    """
     policy, critic = models
     length = texts.mask.shape[1]
     logprobs, _ = policy(texts.tokens, texts.attention_mask, length)
+    # The value V(s_t) stands at the token before action t.
     values = critic(texts.tokens, texts.attention_mask, length)[:, -length - 1 : -1]
     outputs = torch.cat([logprobs[texts.mask], values[texts.mask]])
     weights = torch.linspace(-1, 1, len(outputs), device=outputs.device)
@@ -148,9 +164,9 @@ def distance(ours: Tensor, theirs: Tensor) -> float:
 
 
 def make_plain(models: nn.Module, roles: list[nn.Module]) -> None:
-    """Take no way: no levers, PEFT's own adapters, and activations that are kept."""
+    """Switch all ways off: no levers, PEFT's own adapters, and activations that are kept."""
     for module in models.modules():
-        if type(module) is MergedLoraLinear:
+        if type(module) is MergedLoraLinear:  # a Linear of PEFT whose class was exchanged
             module.__class__ = peft.tuners.lora.Linear
     for model in roles:
         set_levers(unwrap_peft(model), frozenset())
@@ -158,7 +174,7 @@ def make_plain(models: nn.Module, roles: list[nn.Module]) -> None:
 
 
 def take(way: str, models: nn.Module, roles: list[nn.Module]) -> None:
-    """Take one way. Fused kernels are those of all models of a process from then on."""
+    """Switch one way on. Fused kernels are then on for all models of this process, and cannot be switched off."""
     if way == "lora":
         use_merged_forward(models)
     for model in roles:

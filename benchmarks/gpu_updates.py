@@ -41,7 +41,8 @@ from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Sampling, generate
 
 GIB = 2**30
-# dense, 16 bits
+# Peak of dense products in 16 bits, by a part of the card's name. The first part that fits counts, so "A100" stands
+# before "A10".
 TFLOPS = {"H200": 989, "H100": 989, "A100": 312, "A10": 125, "L40": 181, "L4": 121, "T4": 65}
 TINY = {
     "vocab_size": 512,
@@ -60,14 +61,14 @@ TINY = {
 def training_flops(
     layers: int, head: int, tokens: float, response_tokens: float, way: str
 ) -> float:
-    """Return the operations that scoring and training of an update need; see the top of this file.
+    """Return the floating-point operations that scoring and training of an update need; see the top of gpu.py.
 
-    `layers` and `head` are weights, `tokens` all real tokens of the batch. Reference, reward model, policy and critic
-    read them, the last two backward, too; the head gives log-probabilities of reference and policy.
+    `layers` and `head` are numbers of weights, `tokens` is the number of all real tokens of the batch. Reference,
+    reward model, policy and critic read these tokens, and policy and critic also run backward. The head is needed for
+    the log-probabilities of reference and policy, and only at the response tokens.
     """
-    backward = (
-        2 if way == "full" else 1
-    )  # products in a backward pass for each one in a forward pass
+    # Products in a backward pass for each one in a forward pass.
+    backward = 2 if way == "full" else 1
     of_layers = 2 * layers * tokens * (4 + 2 * backward)  # four models, two of them backward
     of_head = 2 * head * response_tokens * (2 + backward)
     return of_layers + of_head
@@ -76,13 +77,17 @@ def training_flops(
 def generation_bytes(
     model, config, prompt_tokens: float, response_tokens: float, rows: int
 ) -> float:
-    """Return the least bytes that sampling reads: at each token all weights, and keys and values of all rows so far."""
+    """Return the least number of bytes that sampling reads.
+
+    Each step, which samples a token in every row, reads all weights, and the keys and values of all tokens so far.
+    `prompt_tokens` and `response_tokens` are sums over the rows.
+    """
     steps = response_tokens / rows
     weights = sum(p.nbytes for p in model.parameters())
     bytes_of_a_number = 2  # 16 bits
     keys_and_values = 2 * config.num_key_value_heads * config.head_dim * bytes_of_a_number
     cache_of_a_token = config.num_hidden_layers * keys_and_values
-    tokens_in_cache = prompt_tokens + response_tokens / 2  # on average
+    tokens_in_cache = prompt_tokens + response_tokens / 2  # of all rows, on average over the steps
     return steps * (weights + tokens_in_cache * cache_of_a_token)
 
 
@@ -90,7 +95,7 @@ def generation_bytes(
 
 
 def save_base(folder: Path, tiny: bool, dtype: torch.dtype) -> str:
-    """Save a random model with a tokenizer in `folder`, which is returned."""
+    """Save a random model with the embedded model's tokenizer in `folder`, and return the folder."""
     config = GemmaConfig(**TINY) if tiny else known_config("google/gemma-2b")
     torch.manual_seed(0)
     with torch.device(PartialState().device):
@@ -111,7 +116,7 @@ def build(options: ModelConfig, folder: Path) -> PPOModels:
 
 
 def make_prompts(tokenizer, count: int, tokens: int) -> list[str]:
-    """Return different texts of about `tokens` tokens."""
+    """Return different texts of about `tokens` tokens: each has its number, and begins with another of the words."""
     words = "the friend of my uncle moved to the harbor and waited some days for a letter from the old town".split()
     texts = []
     for i in range(count):
@@ -144,11 +149,11 @@ def set_rows(trainer: PPOTrainer, rows: int) -> None:
 
 @dataclass(frozen=True)
 class Lever:
-    """Something that is faster. `old(bench, trainer)` is a block without it."""
+    """Something that makes updates faster. Inside a block `with old(bench, trainer):` it is switched off."""
 
     name: str
     old: Callable[[Bench, PPOTrainer], AbstractContextManager]
-    ways: tuple[str, ...] = ("lora", "full")
+    ways: tuple[str, ...] = ("lora", "full")  # of fine-tuning that the lever makes faster
     cuda_alone: bool = False
 
 
@@ -158,6 +163,7 @@ def peft_adapters(bench: Bench, trainer: PPOTrainer) -> AbstractContextManager:
 
 @contextmanager
 def checkpointing(bench: Bench, trainer: PPOTrainer) -> Iterator[None]:
+    """Inside this block activations are recomputed and `--micro` rows go through in a pass, as without the lever."""
     recompute(trainer, on=True)
     set_rows(trainer, bench.args.micro)
     yield
@@ -183,7 +189,7 @@ LEVERS = (
 
 @contextmanager
 def levers(bench: Bench, trainer: PPOTrainer, count: int) -> Iterator[None]:
-    """Inside this block only the first `count` levers are on."""
+    """Inside this block only the first `count` levers are on: those after them are switched off."""
     with ExitStack() as stack:
         for lever in LEVERS[count:]:
             stack.enter_context(lever.old(bench, trainer))
@@ -208,19 +214,19 @@ class Bench:
         self.device = torch.device(args.device)
         self.done = {line["name"] for line in read_log(args.log) if "begun" not in line}
         self.tokenizer = load_tokenizer(EMBEDDED_MODEL)
-        self.loaded: tuple[tuple, PPOTrainer | None] = (), None
+        self.loaded: tuple[tuple, PPOTrainer | None] = (), None  # a trainer, after what it is for
 
     def measure(
         self, name: str, work: Callable[..., dict], *given, ends_process: bool = False, **more
     ) -> None:
-        """Write what `work` returns as a line of the log, if none is there yet.
+        """Write what `work(self, *given, **more)` returns as a line of the log, unless the log has it already.
 
-        An error is written, too, and ends this process: a card may be of no use after it. So do measurements that
-        change what later ones would measure.
+        An error is written, too, and ends this process, because a card may be of no use after it. With `ends_process`
+        a measurement that succeeds ends this process as well: it has changed what later ones would measure.
         """
         if name in self.done:
             return
-        if time.time() > self.args.child:
+        if time.time() > self.args.child:  # the deadline
             raise OutOfTime
         start = time.monotonic()
         write_line(self.args.log, {"name": name, "begun": True})
@@ -245,7 +251,7 @@ class Bench:
         fused: bool = False,
         **sizes,
     ) -> PPOTrainer:
-        """Return a trainer with all levers on, the loaded one if it is the same."""
+        """Return a trainer with all levers on: the loaded one if its arguments were the same, else a new one."""
         key = (way, dtype, four_bits, fused, *sizes.items())
         if self.loaded[0] == key:
             return self.loaded[1]
@@ -258,7 +264,7 @@ class Bench:
         } | sizes
         prompts = make_prompts(self.tokenizer, sizes["batch_size"], sizes.pop("prompt"))
         rates = {"policy_learning_rate": 1e-5, "critic_learning_rate": 1e-5}
-        # full fine-tuning has no room for more without checkpointing
+        # Twice `--micro` with LoRA; full fine-tuning has no room for more rows without checkpointing.
         rows = args.micro * (2 if way == "lora" else 1)
         ppo = PPOTrainerConfig(n="5", updates=1000, micro_batch_size=rows, **sizes, **rates)
         with tempfile.TemporaryDirectory() as name:
@@ -269,7 +275,7 @@ class Bench:
                 finetune=way,
                 dtype=dtype,
                 load_in_4bit=four_bits,
-                # What the benchmark compares is switched off one by one; a card's defaults follow from its record.
+                # All levers, whatever this card's defaults are: the benchmark switches them off itself.
                 fast="lora,last_layer,graph,fused" if fused else "lora,last_layer,graph",
                 gradient_checkpointing=args.checkpointing,
             )
@@ -297,10 +303,13 @@ class Bench:
             torch.cuda.reset_peak_memory_stats()
 
     def peak_gib(self) -> float:
-        """Return the most on the card since `start_peak`, CUDA's own left out; on a CPU of the whole process."""
+        """Return the most memory that torch held on the card since `start_peak`, in GiB, without CUDA's own.
+
+        On a CPU it is the most that this process ever held.
+        """
         if self.device.type == "cuda":
             return torch.cuda.max_memory_reserved() / GIB
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # from KiB
 
 
 def updates(
@@ -312,9 +321,10 @@ def updates(
     counts: tuple[int, int] | None = None,
     **model,
 ) -> dict:
-    """Run updates with the first `on` levers, and return means over all after the warm-up.
+    """Run updates with the first `on` levers, and return means over the updates after the warm-up.
 
-    `counts` are those of the warm-up and of all after it.
+    `counts` says how many updates warm up and how many are measured after them; default: what the options say. `rows`
+    go through the models in a pass; 0: as many as the levers leave.
     """
     args = bench.args
     trainer = bench.trainer(way, **model)
@@ -330,15 +340,15 @@ def updates(
             torch.manual_seed(i)
             metrics.append(trainer.update(trainer.prompts))
         rows_a_pass = trainer.state.micro_batch.now  # fewer than asked for if memory ended
-        shown = profile_update(bench, trainer) if profiled or args.profile else {}
+        found_in_profile = profile_update(bench, trainer) if profiled or args.profile else {}
         memory = bench.peak_gib()
-    used = metrics[-count:]
-    last = used[-1]
+    measured = metrics[-count:]
+    last = measured[-1]
     mean = {}
     for name, value in last.items():
         if is_number(value):
-            mean[name] = sum(row[name] for row in used) / len(used)
-    are_finite = []
+            mean[name] = sum(row[name] for row in measured) / len(measured)
+    are_finite = []  # of the warm-up, too
     for row in metrics:
         are_finite += [math.isfinite(row["value_loss"]), math.isfinite(row["policy_grad_norm"])]
     return {
@@ -352,7 +362,7 @@ def updates(
         "skipped_steps": sum(row["skipped_steps"] for row in metrics),
         "peak_gib": memory,
         **rates(bench, trainer, way, mean),
-        **shown,
+        **found_in_profile,
     }
 
 
@@ -371,14 +381,18 @@ def seconds_by_phase(row: dict) -> dict[str, float]:
 
 
 def rates(bench: Bench, trainer: PPOTrainer, way: str, mean: dict) -> dict:
-    """Return MFU of scoring and training, and what sampling does in a second."""
+    """Return the work of an update, MFU of scoring and training, and tokens and bytes of sampling in a second.
+
+    MFU is None if the card's peak is unknown.
+    """
     policy = trainer.models.policy.model
     prompts = encode_prompts(bench.tokenizer, trainer.prompts)
     config = unwrap_peft(policy).config
     prompt_tokens = sum(map(len, prompts))
     head = config.vocab_size * config.hidden_size
     shape = GemmaConfig(**TINY) if bench.args.tiny else known_config("google/gemma-2b")
-    with torch.device("meta"):  # weights of 4 bits cannot be counted
+    # Counted on another model of this shape, which takes no memory: weights of 4 bits cannot be counted.
+    with torch.device("meta"):
         layers = AutoModelForCausalLM.from_config(shape).num_parameters() - head
     work = training_flops(layers, head, prompt_tokens + mean["tokens"], mean["tokens"], way)
     moved = generation_bytes(policy, config, prompt_tokens, mean["tokens"], len(prompts))
@@ -397,7 +411,7 @@ def rates(bench: Bench, trainer: PPOTrainer, way: str, mean: dict) -> dict:
 
 
 def profile_update(bench: Bench, trainer: PPOTrainer) -> dict:
-    """Return the 25 kernels of an update that take longest, and the share of it in which the device computes."""
+    """Return the 25 kernels that take longest in an update, and `busy`, the share of its time in which kernels run."""
     cuda = bench.device.type == "cuda"
     with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as recorded:
         start = bench.wait()
@@ -427,7 +441,7 @@ class StaticCache(Sampling):
 
 
 def generation(bench: Bench, kind: type[Sampling], rows: int, graph: bool) -> dict:
-    """Sample twice, and return the second one's seconds and rates."""
+    """Sample the same twice, the first time to warm up, and return seconds and rates of the second time."""
     trainer = bench.trainer("lora")
     prompts = make_prompts(bench.tokenizer, rows, bench.args.prompt)
     policy = trainer.models.policy.eval().model
