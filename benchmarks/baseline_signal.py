@@ -104,30 +104,33 @@ class TwoHalves:
     """One setting, whose answers are taken in two halves: 0 and 1."""
 
     def __init__(self, answers: ScoredAnswers):
-        self.of = answers
-        self.batches_of_half = answers.answers // answers.setting.batch // 2
+        self.answers = answers
+        number_of_batches = answers.answers // answers.setting.batch
+        self.batches_of_half = number_of_batches // 2
 
     def half(self, which: int) -> list[Rollout]:
+        """The scored answers of half 0 or 1, batch by batch."""
         first = self.batches_of_half * which
-        return [self.of.batch(number) for number in range(first, first + self.batches_of_half)]
+        numbers = range(first, first + self.batches_of_half)
+        return [self.answers.batch(number) for number in numbers]
 
     def gradient(self, which: int, number: int, baseline: float) -> torch.Tensor:
-        """[W] of Σ (score − baseline) log π over a batch."""
+        """[W] the gradient of Σ (score − baseline) log π over all tokens of a batch, for W weights of the adapter."""
 
         def make() -> torch.Tensor:
             rollout = self.half(which)[number]
             total = 0.0
             for rows in rows_per_pass(rollout):
                 part = rollout.select(rows).trim()
-                weighted = self.of.logprobs(part) * (part.scores - baseline)[:, None]
-                grads = torch.autograd.grad(weighted[part.mask].sum(), self.of.parameters)
+                weighted = self.answers.logprobs(part) * (part.scores - baseline)[:, None]
+                grads = torch.autograd.grad(weighted[part.mask].sum(), self.answers.parameters)
                 total = total + torch.cat([grad.flatten() for grad in grads])
             return total
 
-        return self.of.kept(f"gradient-{which}-{number:02}", make)
+        return self.answers.kept(f"gradient-{which}-{number:02}", make)
 
     def direction(self, which: int) -> torch.Tensor:
-        """[W] the unit vector of a half's gradient."""
+        """[W] the unit vector of a half's gradient, with the half's mean score as the baseline."""
         baseline = float(torch.cat([rollout.scores for rollout in self.half(which)]).mean())
         total = 0.0
         for number in range(self.batches_of_half):
@@ -135,34 +138,38 @@ class TwoHalves:
         return (total / total.norm()).float()
 
     def slopes(self, which: int, number: int, direction: torch.Tensor) -> torch.Tensor:
-        """[B, T] slopes of log π along a direction."""
+        """[B, T] slopes of the tokens' log π along a direction [W], for a batch of a half."""
         rollout = self.half(which)[number]
 
         def make() -> torch.Tensor:
             return slopes(
-                lambda: self.of.all_logprobs(rollout), self.of.parameters, direction, STEP
+                lambda: self.answers.all_logprobs(rollout), self.answers.parameters, direction, STEP
             )
 
-        return self.of.kept(f"slopes-{which}-{number:02}", make)
+        return self.answers.kept(f"slopes-{which}-{number:02}", make)
 
     def critic(self, which: int):
-        """The critic of a half, which has learned from the answers of the other one."""
-        critic = self.of.new_critic()
+        """The critic of a half, which has learned from the answers of the other half."""
+        critic = self.answers.new_critic()
         parameters = trainable(critic)
 
         def make() -> list[torch.Tensor]:
-            batches = self.half(1 - which)[: self.of.setting.updates]
-            train_critic(critic, batches, self.of.setting)
+            batches = self.half(1 - which)[: self.answers.setting.updates]
+            train_critic(critic, batches, self.answers.setting)
             return [p.detach().clone() for p in parameters]
 
-        weights = self.of.kept(f"critic-{which}", make)
+        weights = self.answers.kept(f"critic-{which}", make)
         with torch.no_grad():
             for p, value in zip(parameters, weights, strict=True):
                 p.copy_(value)
         return critic
 
     def measure(self) -> dict:
-        """Projections of each answer by estimator, the critic's response, and what the critic knows."""
+        """Projections of each answer by estimator, the critic's response, and what the critic knows.
+
+        In the names below, v are values of the critic, d slopes along the direction, and a advantages: [B, T] each.
+        """
+        # 1. For each half its answers, values of its critic, and slopes along the direction of the OTHER half.
         rollouts = []
         values = []
         slope = []
@@ -173,7 +180,8 @@ class TwoHalves:
                 rollouts.append(rollout)
                 slope.append(self.slopes(which, number, direction))
                 name = f"values-{which}-{number:02}"
-                values.append(self.of.kept(name, partial(token_values, critic, rollout)))
+                values.append(self.answers.kept(name, partial(token_values, critic, rollout)))
+        # 2. An answer's projection is the sum over its tokens of advantage times slope.
         advantages = {name: [] for name in ESTIMATORS}
         projections = {name: [] for name in ESTIMATORS}
         for name, how in ESTIMATORS.items():
@@ -181,7 +189,8 @@ class TwoHalves:
                 a = token_advantages(rollout, v, **how)
                 advantages[name].append(a)
                 projections[name] += (a.double() * d * rollout.mask).sum(1).tolist()
-        whole = concatenate(rollouts, self.of.tokenizer.pad_token_id)
+        # 3. The critic's numbers, on all answers of both halves at once.
+        whole = concatenate(rollouts, self.answers.tokenizer.pad_token_id)
         scores = torch.cat([rollout.scores for rollout in rollouts])
         width = whole.mask.shape[1]
         v = padded_to_one_width(values, width)

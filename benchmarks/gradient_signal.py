@@ -96,14 +96,14 @@ AFTERWARDS = {  # estimators of `--afterwards`
     "MA-PPO, first value": (5, LAM, "start"),
     "PPO lam^(1/5)": (1, LAM**0.2),
 }
-# along a unit vector of the adapter's weights: log-probabilities change by some hundredths
+# Length of a step along a unit vector of the adapter's weights: log-probabilities change by some hundredths.
 STEP = 0.02
 PAID = {"first": first_valence, "last": last_valence}  # which 12 words
 CHECKED = 2  # batches of each half whose gradient is also taken directly
 
 
 class Signal:
-    """The measurement, a file for each of its parts."""
+    """The measurement of both halves, with a file in `--folder` for each of its parts."""
 
     def __init__(self, args):
         self.folder = args.folder
@@ -123,15 +123,17 @@ class Signal:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def half(self, which: int) -> range:
+        """The numbers of the batches of half 0 or 1."""
         middle = self.batches // 2
         return range(middle * which, middle * (which + 1))
 
     def kept(self, name: str, make):
-        """What `make()` returns, from its file where it is there already."""
+        """What `make()` returns; if the part's file is there already, it is read instead."""
         path = self.folder / f"{name}.pt"
         if not path.exists():
             begin = time.time()
             found = make()
+            # Under another name until it is whole: another process may wait for it, or make it, too.
             new = path.with_suffix(f".{os.getpid()}.tmp")
             torch.save(found, new)
             os.replace(new, path)
@@ -139,10 +141,10 @@ class Signal:
         return torch.load(path, weights_only=False)
 
     def waited(self, name: str):
-        """A part that another process makes, once it is there."""
+        """A part that another process may still have to make: wait until its file is there, and read it."""
         while not (self.folder / f"{name}.pt").exists():
             time.sleep(5)
-        return self.kept(name, None)
+        return self.kept(name, None)  # with its file there, nothing is made
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
@@ -161,13 +163,15 @@ class Signal:
         return Rollout(**self.kept(f"answers-{batch:02}", make))
 
     def of_half(self, which: int) -> list[Rollout]:
+        """The scored answers of a half, batch by batch."""
         return [Rollout(**self.waited(f"answers-{batch:02}")) for batch in self.half(which)]
 
     def logprobs(self, rollout: Rollout):
+        """[B, T] log-probabilities of the answers' tokens."""
         return self.policy(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0]
 
     def gradient(self, rollout: Rollout, advantages) -> torch.Tensor:
-        """[W] gradient of the mean over tokens of Â log π."""
+        """[W] gradient of the mean over tokens of Â log π, with W weights of the adapter and advantages Â [B, T]."""
         total = 0.0
         for rows in torch.arange(len(rollout)).split(8):
             part = rollout.select(rows).trim()
@@ -178,6 +182,8 @@ class Signal:
         return total
 
     def reference(self, batch: int, baseline: float) -> torch.Tensor:
+        """[W] a batch's part of its half's reference: the gradient with score − baseline as advantage of all tokens."""
+
         def make():
             rollout = self.answers(batch)
             above_baseline = (rollout.scores - baseline)[:, None]
@@ -186,11 +192,13 @@ class Signal:
         return self.kept(f"reference-{batch:02}", make)
 
     def direction(self, which: int) -> torch.Tensor:
-        """[W] the unit vector of the reference gradient of a half."""
+        """[W] the unit vector of the reference gradient of a half, which is the sum over its batches."""
         total = sum(self.waited(f"reference-{batch:02}").double() for batch in self.half(which))
         return (total / total.norm()).float()
 
     def slopes(self, batch: int, direction) -> torch.Tensor:
+        """[B, T] slopes of the tokens' log-probabilities along a direction [W] of the adapter's weights."""
+
         def make():
             rollout = self.answers(batch)
             return slopes(lambda: self._all_logprobs(rollout), self.parameters, direction, STEP)
@@ -198,11 +206,12 @@ class Signal:
         return self.kept(f"slopes-{batch:02}", make)
 
     def _all_logprobs(self, rollout: Rollout) -> torch.Tensor:
+        """`logprobs` of many answers, eight rows at a time."""
         parts = [rollout.select(rows).trim() for rows in torch.arange(len(rollout)).split(8)]
         return torch.cat([rollout.widen(self.logprobs(part)) for part in parts])
 
     def critic(self, head: str, which: int):
-        """The critic of a half, trained on the other one, and the same before training."""
+        """The critic of a half, trained on answers of the other half; `head` says how its value head begins."""
         critic = build_models(self.base, self.sft, None, "sft", critic_head_init=head).critic
         parameters = trainable(critic)
 
@@ -210,7 +219,7 @@ class Signal:
             optimizer = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.0)
             others = self.of_half(1 - which)
             for update, rollout in enumerate(others[:UPDATES]):
-                optimizer.param_groups[0]["lr"] = RATE * min(1, (update + 1) / 5)
+                optimizer.param_groups[0]["lr"] = RATE * min(1, (update + 1) / 5)  # warm-up
                 for rows in torch.arange(len(rollout)).split(8):
                     part = rollout.select(rows).trim()
                     values = part.before_tokens(critic(part.tokens, part.attention_mask))
@@ -231,13 +240,14 @@ class Signal:
         return critic
 
     def values(self, name: str, batch: int, critic) -> torch.Tensor:
+        """[B, T] values V(s_t) of a batch by a critic; `name` is the critic's in the names of parts."""
         part = f"values-{name}-{batch:02}"
         return self.kept(part, lambda: token_values(critic, self.answers(batch)))
 
     # -- the halves ---------------------------------------------------------------------------------------------------
 
     def run_half(self, which: int) -> None:
-        """All parts of one half."""
+        """Make all parts of one half. For the other half's reference, wait until it is there."""
         rollouts = [self.answers(batch) for batch in self.half(which)]
         baseline = float(torch.cat([rollout.scores for rollout in rollouts]).mean())
         for batch in self.half(which):
@@ -256,7 +266,10 @@ class Signal:
             self.values("normal-start", batch, start)
 
     def check(self, batch: int, direction) -> tuple[float, float]:
-        """The projection of PPO's gradient for values of 0, from slopes and from the gradient itself."""
+        """The projection of PPO's gradient on a direction, computed twice: from slopes and from the gradient itself.
+
+        The values are 0 at every token.
+        """
         rollout = self.answers(batch)
         slope = self.slopes(batch, direction)
         advantages = token_advantages(rollout, torch.zeros(rollout.mask.shape), *ESTIMATORS["PPO"])
@@ -266,7 +279,10 @@ class Signal:
     # -- the record ---------------------------------------------------------------------------------------------------
 
     def critics(self, which: int) -> dict[str, list[torch.Tensor]]:
-        """Name of a critic -> its values on each batch of a half."""
+        """Name of a critic -> its values [B, T] on each batch of a half.
+
+        A value head of zero gives 0 everywhere before training. The constant is the other half's mean score.
+        """
         rollouts = self.of_half(which)
         mean = float(torch.cat([rollout.scores for rollout in self.of_half(1 - which)]).mean())
         found = {"zero, start": [torch.zeros(rollout.mask.shape) for rollout in rollouts]}
@@ -292,7 +308,7 @@ class Signal:
         return found
 
     def critic_rows(self) -> dict[str, dict[str, float]]:
-        """Critic -> what it knows of the final score, and its noise, on all answers."""
+        """Critic -> its metrics on all answers: what it knows of the final score, and its noise."""
         first = self.critics(0)
         second = self.critics(1)
         rollouts = [*self.of_half(0), *self.of_half(1)]
@@ -374,7 +390,8 @@ def main() -> None:
         signal.run_half(args.half)
         return
     cells = Cells(args.out, args)
-    for which in (0, 1):  # the reference of each half is needed by the other one
+    # Both references come first: `run_half` waits for that of the other half, which nobody else would make.
+    for which in (0, 1):
         rollouts = [signal.answers(batch) for batch in signal.half(which)]
         baseline = float(torch.cat([rollout.scores for rollout in rollouts]).mean())
         for batch in signal.half(which):

@@ -99,7 +99,7 @@ class Apart:
     """The eight splits of one setting."""
 
     def __init__(self, answers: ScoredAnswers):
-        self.of = answers
+        self.answers = answers
         self.batches = range(answers.answers // answers.setting.batch)
         parts = [answers.batch(number) for number in self.batches]
         scores = torch.cat([part.scores for part in parts])
@@ -119,23 +119,24 @@ class Apart:
 
     def gradients(self, number: int) -> torch.Tensor:
         """[B, W] for each answer of a batch, the gradient of its log-probability, Σ_t log π(a_t | s_t)."""
-        first = number * self.of.setting.batch
+        first = number * self.answers.setting.batch
 
         def make() -> torch.Tensor:
             rows = []
-            for row in range(first, first + self.of.setting.batch):
+            for row in range(first, first + self.answers.setting.batch):
                 part = self.rollout.select(torch.tensor([row])).trim()
-                logprob = self.of.logprobs(part)[part.mask].sum()
-                grads = torch.autograd.grad(logprob, self.of.parameters)
+                logprob = self.answers.logprobs(part)[part.mask].sum()
+                grads = torch.autograd.grad(logprob, self.answers.parameters)
                 rows.append(torch.cat([grad.flatten() for grad in grads]))
             return torch.stack(rows)
 
-        return self.of.kept(f"gradients-{number:02}", make)
+        return self.answers.kept(f"gradients-{number:02}", make)
 
     def directions(self) -> dict[tuple[int, str], torch.Tensor]:
         """Split and arm -> [W] the unit vector of Σ (score − mean score) ∇ log π over the split's direction part."""
 
         def make() -> dict:
+            # 1. Each direction is a weighted sum of all answers' gradients; answers of the other parts have weight 0.
             weights = {}
             for number in range(SPLITS):
                 rows = torch.as_tensor(self.split(number).direction)
@@ -144,34 +145,41 @@ class Apart:
                     weight = torch.zeros(len(self.rollout))
                     weight[rows] = scores - scores.mean()
                     weights[number, arm] = weight
-            stacked = torch.stack(list(weights.values()))
+            stacked = torch.stack(list(weights.values()))  # [directions, answers]
+            # 2. So the gradients of a batch are read once for all directions.
             total = 0.0
             for batch in self.batches:
-                size = self.of.setting.batch
+                size = self.answers.setting.batch
                 total = total + stacked[:, batch * size : (batch + 1) * size] @ self.gradients(
                     batch
                 )
             units = total / total.norm(dim=1, keepdim=True)
             return dict(zip(weights, units, strict=True))
 
-        return self.of.kept("directions", make)
+        return self.answers.kept("directions", make)
 
-    def arm(self, number: int, arm: str, direction: torch.Tensor) -> dict:
-        """Measure one arm of a split: the projections of its evaluated answers, and what its critic knows."""
+    def measure_arm(self, number: int, arm: str, direction: torch.Tensor) -> dict:
+        """Measure one arm of a split: the projections of its evaluated answers, and what its critic knows.
+
+        `direction` [W] is that of this split and arm.
+        """
         split = self.split(number)
         scored = self.scored(number, arm)
         learned_from = scored.select(torch.as_tensor(split.critic))
         evaluated = scored.select(torch.as_tensor(split.evaluation))
 
         def make() -> dict:
-            setting = self.of.setting
-            torch.manual_seed(1000 * self._seed(number))  # the head of a new critic
-            critic = self.of.new_critic()
+            setting = self.answers.setting
+            torch.manual_seed(1000 * self._seed(number))  # for the head of the new critic
+            critic = self.answers.new_critic()
             groups = torch.arange(len(learned_from)).tensor_split(setting.updates)
             train_critic(critic, [learned_from.select(rows) for rows in groups], setting)
             values = token_values(critic, evaluated)
             slope = slopes(
-                lambda: self.of.all_logprobs(evaluated), self.of.parameters, direction, STEP
+                lambda: self.answers.all_logprobs(evaluated),
+                self.answers.parameters,
+                direction,
+                STEP,
             )
             projections = {}
             for name, how in ESTIMATORS.items():
@@ -181,16 +189,16 @@ class Apart:
             known = diagnose_critic(values, evaluated.scores, evaluated.mask, Accelerator())
             return {"projections": projections, "critic": known}
 
-        return self.of.kept(f"split-{number}-{arm}", make)
+        return self.answers.kept(f"split-{number}-{arm}", make)
 
     def measure_split(self, number: int) -> dict:
         """Measure both arms of a split."""
         directions = self.directions()
-        found = {arm: self.arm(number, arm, directions[number, arm]) for arm in ARMS}
+        found = {arm: self.measure_arm(number, arm, directions[number, arm]) for arm in ARMS}
         return rounded({"evaluation": self.split(number).evaluation.tolist(), **found})
 
     def _seed(self, number: int) -> int:
-        return 100 * self.of.seed + number
+        return 100 * self.answers.seed + number
 
 
 def projections_of(cell: dict) -> SplitProjections:
