@@ -77,7 +77,10 @@ def arguments() -> argparse.Namespace:
 
 
 def copy_tracked_files(folder: Path) -> None:
-    """Copy what git tracks of `TRACKED`, and nothing else, since every byte is weighed; and the name of the commit."""
+    """Copy the files of `TRACKED` that git tracks, and write the name of the commit.
+
+    Other files that lie there, such as caches, are left out, because the folder may not be heavier than `LIMIT_MIB`.
+    """
     for name in git("ls-files", *TRACKED).splitlines():
         target = folder / "tree" / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +120,7 @@ def keep_one_cuda(wheel: Path, cuda: str) -> None:
 
 
 def main() -> int:
-    """Fill the folder anew; 1 if it is too heavy to be carried."""
+    """Fill the folder anew, and return the exit status: 1 if the folder is too heavy to be carried, else 0."""
     args = arguments()
     shutil.rmtree(args.folder, ignore_errors=True)
     copy_tracked_files(args.folder)
@@ -125,7 +128,7 @@ def main() -> int:
     pins = [line for line in lines if line.partition("==")[0] in PINNED]
     wheels = args.folder / "wheels"
     download(args.python, wheels, *pins, *UNPINNED)
-    # A folder of its own, because it must not stand beside the newer one on the path.
+    # This TRL gets a separate folder, because it must not stand beside the newer TRL on Python's path.
     download(args.python, args.folder / "trl", TRL_WITH_PPO)
     (bitsandbytes,) = wheels.glob("bitsandbytes-*.whl")
     keep_one_cuda(bitsandbytes, args.cuda)

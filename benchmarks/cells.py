@@ -12,7 +12,7 @@ RESULTS = Path(__file__).parents[1] / "data" / "results"
 
 
 def arguments(doc: str, name: str) -> argparse.ArgumentParser:
-    """The options that all tables of learning rates have; what they train goes to a folder of this name."""
+    """A parser with the options that programs on a pretrained model share; `name` is that of the folder and record."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -27,14 +27,18 @@ def arguments(doc: str, name: str) -> argparse.ArgumentParser:
 
 
 class Cells:
-    """Measurements by name. What an unfinished benchmark with the same options left in the file is taken up."""
+    """Measurements by name, in a file.
+
+    If the file is that of an unfinished benchmark with the same options, its measurements are kept.
+    """
 
     def __init__(self, path: Path, args: argparse.Namespace):
         self.path = path
         self.cells = {}
+        # Where a record and a figure are written changes no measurement.
         options = {name: x for name, x in vars(args).items() if name not in ("out", "figure")}
         self.options = json.loads(json.dumps(options, default=str))  # as they are read from a file
-        old = self._old()
+        old = self._read_old_record()
         if old.get("complete") is False and old.get("options") == self.options:
             self.cells = old["cells"]
             print(
@@ -50,14 +54,15 @@ class Cells:
         return self.cells[name]
 
     def finish(self, **summary) -> None:
-        """All are made: written with what they amount to."""
+        """Write the record as complete, with a summary of the measurements, which are all made."""
         self._write(complete=True, **summary)
 
     def _write(self, **more) -> None:
         record = {"options": self.options, "environment": environment(), "cells": self.cells}
         write_json(self.path, more | record)
 
-    def _old(self) -> dict:
+    def _read_old_record(self) -> dict:
+        """The record that the file holds; empty if there is none, or if it is no JSON."""
         try:
             return json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError):

@@ -52,7 +52,7 @@ from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import environment
 
 PLACES = (0.125, 0.375, 0.625, 0.875)  # the middle of each quarter
-RIDGE = 100.0
+RIDGE = 100.0  # weight of the penalty on squared coefficients
 RATE = 3e-3
 BATCH = 32
 
@@ -130,7 +130,7 @@ def sample_responses(models: PPOModels, tokenizer, task: Task, count: int, seed:
 
 
 def metrics_on_held_out(values, y, rollout: Rollout, fitted: int) -> dict[str, float]:
-    """Metrics of values [B, T] on all but the first `fitted` responses, as PPO records them."""
+    """The critic's metrics, as PPO records them, of values [B, T] for scores y [B] after the first `fitted` rows."""
     held_out = slice(fitted, None)
     mask = rollout.mask[held_out]
     return diagnose_critic(values[held_out], y[held_out], mask, Accelerator())
@@ -139,7 +139,10 @@ def metrics_on_held_out(values, y, rollout: Rollout, fitted: int) -> dict[str, f
 def explained_by_gold_score_so_far(
     task: Task, tokenizer, rollout: Rollout, y, fitted: int
 ) -> dict[str, float]:
-    """Explained variance of the final score by the gold score so far, at four places; and their mean."""
+    """Explained variance of the final score by the gold score of the response so far, at each of `PLACES`; their mean.
+
+    A straight line from the score so far to the final score is fitted to the first `fitted` responses.
+    """
     explained = []
     for place in PLACES:
         beginnings = []
@@ -189,7 +192,7 @@ def read_out_of_states(states, y, rollout: Rollout, fitted: int) -> torch.Tensor
 
 
 def least_squares(x, y, fitted: int, ridge: float) -> torch.Tensor:
-    """Predictions [N] of y from x [N, D] and a constant, by least squares that are fitted to the first rows."""
+    """Predictions [N] of y from x [N, D] and a constant, by ridge regression on the first `fitted` rows."""
     x = torch.cat([x, torch.ones(len(x), 1)], dim=1).double()
     seen = x[:fitted]
     gram = seen.T @ seen + ridge * torch.eye(x.shape[1], dtype=torch.double)
@@ -204,7 +207,7 @@ def fit_critic(critic, y, rollout: Rollout, fitted: int, epochs: int) -> None:
     for _ in range(epochs):
         batches += torch.randperm(fitted).split(BATCH)
     for step, rows in enumerate(tqdm(batches, desc="fit")):
-        optimizer.param_groups[0]["lr"] = RATE * min(1, (step + 1) / 5)
+        optimizer.param_groups[0]["lr"] = RATE * min(1, (step + 1) / 5)  # warm-up
         part = rollout.select(rows).trim()
         values = part.before_tokens(critic(part.tokens, part.attention_mask))
         (values - y[rows, None])[part.mask].square().mean().backward()

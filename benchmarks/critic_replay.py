@@ -40,12 +40,12 @@ class ReplayTrainer(PPOTrainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.earlier: deque[tuple[Batch, torch.Tensor]] = deque(maxlen=KEPT - 1)
+        self.earlier: deque[tuple[Batch, torch.Tensor]] = deque(maxlen=KEPT - 1)  # with returns
 
     def learn(self, rollout, macro_actions) -> dict[str, float]:
-        """An update, and after it the critic's steps on what is kept."""
+        """Update on the rollout, then take a step of the critic on each rollout before it; return the metrics."""
         batch = self.objective.batch(rollout, macro_actions)
-        # With the KL of the policy that sampled.
+        # Before the update, so that the KL in these returns is that of the policy that sampled.
         returns = self.objective.advantages(batch, self.all_outputs(rollout)).returns
         row = super().learn(rollout, macro_actions)
         for earlier in self.earlier:
@@ -54,11 +54,13 @@ class ReplayTrainer(PPOTrainer):
         return row
 
     def critic_step(self, batch: Batch, returns: torch.Tensor) -> None:
-        """One optimizer step toward returns [B, S] of an earlier rollout."""
+        """Take one optimizer step of the critic toward returns [B, S] of an earlier rollout."""
+        # Of all micro-batches, so that their losses add up to a mean over the batch.
         tokens = batch.steps.token_mask.sum()
         for rows in self._micro_batches(batch):
             part = batch.select(rows)
             values = self.compute_outputs(part.rollout).values
+            # Without a clip range the old values, the second argument, have no part in the loss.
             loss, _ = macro.value_loss(
                 values, values, returns[rows], part.steps, clip=None, normalizer=tokens
             )
@@ -69,7 +71,10 @@ class ReplayTrainer(PPOTrainer):
 
 
 def run_seed(folder: Path, seed: int, study: Study) -> dict:
-    """SFT, reward model and PPO with a replay; the critic's explained variance of the score, update by update."""
+    """Run SFT, reward model and PPO with a replay; return the critic's explained variance of the score by update.
+
+    `mean` is over the updates after the critic's warm-up, in which the policy moves.
+    """
     (run,) = plan(study, [seed], only=[METHOD])
     sft = folder / f"models-{seed}" / "sft"
     rm = folder / f"models-{seed}" / "rm"
@@ -84,7 +89,7 @@ def run_seed(folder: Path, seed: int, study: Study) -> dict:
 
 
 def marlhf(command: str, words: list[str], output_dir: Path) -> None:
-    """One command of the library, in this process; what an interrupted call has left in its folder goes."""
+    """Run a command of the library in this process; what an interrupted call has left in its folder is deleted."""
     shutil.rmtree(output_dir, ignore_errors=True)
     if cli.main([command, *words, f"--output_dir={output_dir}"]):
         raise SystemExit(f"marlhf {command} failed")

@@ -73,7 +73,7 @@ class Grid:
         self.training = TrainerConfig(per_device_train_batch_size=PASS)
 
     def sft(self, rate: float) -> dict:
-        """One run of SFT, kept for the reward models."""
+        """Run SFT at this rate, keep the model for the reward models to start from, and return its held-out loss."""
         torch.manual_seed(SEED)
         model = new_policy(share(self.base), self.options)
         begin = time.time()
@@ -86,7 +86,7 @@ class Grid:
         return {"loss": loss, "seconds": time.time() - begin}
 
     def rm(self, rate: float, sft_rate: float) -> dict:
-        """One run of the reward model."""
+        """Run the reward model at this rate, from the SFT model of `sft_rate`, and return what it reaches held out."""
         model = new_reward_model(share(self.base), self.folder / f"sft-{sft_rate}", SEED)
         begin = time.time()
         config = RewardModelConfig(rm_epochs=1, rm_batch_size=BATCH, rm_learning_rate=rate)
@@ -106,7 +106,7 @@ class Grid:
 
 @torch.no_grad()
 def response_loss(model, rollout: Rollout) -> float:
-    """Nats a response token, over all tokens of all responses."""
+    """The mean over all tokens of all responses of −log π, in nats."""
     policy = PolicyModel(model.eval())
     total = 0.0
     for rows in torch.arange(len(rollout)).split(PASS):

@@ -17,7 +17,7 @@ import resource
 import sys
 import time
 
-# before torch starts threads, which would not survive a fork
+# Set before torch starts threads, which would not survive a fork.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
@@ -34,7 +34,8 @@ WAYS = {
 
 
 def peak() -> float:
-    """Of this process, in MiB."""
+    """The most memory that this process has held so far (resident set), in MiB."""
+    # The system counts in bytes on macOS, and in KiB on Linux.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
         2**20 if sys.platform == "darwin" else 2**10
     )
@@ -53,7 +54,10 @@ def make_inputs(
 
 
 def measure(case: tuple[argparse.Namespace, str, int, int]) -> dict[str, float]:
-    """CPU seconds of a pass forward and backward (the fastest), MiB beyond the inputs, and sums to compare."""
+    """CPU seconds of the fastest pass forward and backward, peak MiB beyond the inputs, and sums of results.
+
+    The sums are only there to compare the two ways, which must give the same.
+    """
     args, way, vocabulary, length = case
     hidden, head, targets = make_inputs(args, vocabulary, length)
     before = peak()
@@ -69,14 +73,16 @@ def measure(case: tuple[argparse.Namespace, str, int, int]) -> dict[str, float]:
 
 
 def run(args: argparse.Namespace) -> list[dict]:
-    """One row for each vocabulary and length, both ways side by side."""
+    """One row for each vocabulary and length, with both ways side by side."""
     sizes = list(itertools.product(args.vocabularies, args.lengths))
     cases = [(args, way, *size) for size in sizes for way in WAYS]
+    # One process at a time, and a new one for each case, so that a case's peak memory is its own.
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
         results = list(
             tqdm(pool.imap(measure, cases), total=len(cases), desc="cases", disable=None)
         )
     rows = []
+    # Of each size the results are there one after the other, "plain" and then "chunked".
     for (vocabulary, length), plain, chunked in zip(sizes, results[::2], results[1::2]):
         close = 1e-4 if args.dtype == "float32" else 2e-2
         torch.testing.assert_close(chunked.pop("sums"), plain.pop("sums"), rtol=close, atol=close)
@@ -87,7 +93,7 @@ def run(args: argparse.Namespace) -> list[dict]:
 
 
 def table(rows: list[dict]) -> str:
-    """Markdown."""
+    """The rows as a table in Markdown; a ratio is that of chunked over plain."""
     head = "| vocabulary | length | plain MiB | chunked MiB | ratio | plain s | chunked s | ratio |"
     lines = [head, "|--:" * 8 + "|"]
     for row in rows:

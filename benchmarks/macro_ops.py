@@ -46,7 +46,10 @@ class Clock:
 
 
 def make_batch(batch: int, tokens: int, seed: int) -> dict[str, Tensor]:
-    """Random log-probs, values and scores; lengths from tokens/4 to tokens, the longest at full width."""
+    """Random log-probabilities, values [B, T] and scores [B] for responses of tokens/4 to tokens tokens.
+
+    The first response has the full length, so that no column is padding alone.
+    """
     g = torch.Generator().manual_seed(seed)
     lengths = torch.randint(tokens // 4, tokens + 1, (batch,), generator=g)
     lengths[0] = tokens
@@ -64,7 +67,7 @@ def make_batch(batch: int, tokens: int, seed: int) -> dict[str, Tensor]:
 
 
 def library(data: dict[str, Tensor], n: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Clock]:
-    """The vectorised functions."""
+    """Both losses and their gradients by the library's functions, and the clock with the time of each stage."""
     logprobs = data["logprobs"].clone().requires_grad_()
     values = data["values"].clone().requires_grad_()
     clock = Clock()
@@ -87,7 +90,7 @@ def library(data: dict[str, Tensor], n: int) -> tuple[Tensor, Tensor, Tensor, Te
 
 
 def loops(data: dict[str, Tensor], n: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Clock]:
-    """The same by loops over responses and macro actions."""
+    """What `library` returns, computed by loops over responses and macro actions."""
     logprobs = data["logprobs"].clone().requires_grad_()
     values = data["values"].clone().requires_grad_()
     clock = Clock()
@@ -113,12 +116,16 @@ def loops(data: dict[str, Tensor], n: int) -> tuple[Tensor, Tensor, Tensor, Tens
 
 
 def pieces(x: Tensor, sizes: list[list[int]]) -> list[tuple[Tensor, ...]]:
-    """One tensor for each macro action. unbind and split, since the backward of x[i, a:b] fills a whole [B,T] each."""
+    """For each response of x [B, T] a list with one tensor for each macro action.
+
+    They are made by `unbind` and `split`, because the backward pass of x[i, a:b] would fill a whole [B, T] tensor for
+    each of them.
+    """
     return [row[: sum(size)].split(size) for row, size in zip(x.unbind(0), sizes)]
 
 
 def loop_rewards(old: list, ref: list, scores: Tensor) -> list[list[Tensor]]:
-    """Σ r over each macro action, the score on the last."""
+    """Macro rewards of each response: the sums of −β (log π_old − log π_ref), and the score added to the last."""
     out = []
     for old_row, ref_row, score in zip(old, ref, scores):
         sums = [(-BETA * (a - b)).sum() for a, b in zip(old_row, ref_row)]
@@ -128,7 +135,7 @@ def loop_rewards(old: list, ref: list, scores: Tensor) -> list[list[Tensor]]:
 
 
 def loop_gae(rewards: list[Tensor], values: list[Tensor]) -> list[Tensor]:
-    """The backward recursion of one response, γ=1."""
+    """Advantages of one response's macro actions by GAE's backward recursion, with γ = 1."""
     out = []
     following = 0.0
     running = 0.0
@@ -140,7 +147,7 @@ def loop_gae(rewards: list[Tensor], values: list[Tensor]) -> list[Tensor]:
 
 
 def loop_policy_loss(new: list, old: list, advantages: list) -> Tensor:
-    """Per-token ratios, summed over tokens."""
+    """The clipped policy loss, with the ratio of each token, summed over all tokens."""
     total = 0.0
     for rows in zip(new, old, advantages):
         for now, then, gain in zip(*rows):
@@ -150,7 +157,7 @@ def loop_policy_loss(new: list, old: list, advantages: list) -> Tensor:
 
 
 def loop_value_loss(new: list, old: list, returns: list) -> Tensor:
-    """Every token's value against its macro action's return, summed over tokens."""
+    """The clipped value loss of every token's value against its macro action's return, summed over all tokens."""
     total = 0.0
     for rows in zip(new, old, returns):
         for now, then, goal in zip(*rows):

@@ -15,9 +15,12 @@ CASES = {"one step": {}, "whitened": {"whiten": True}, "4 epochs": {"num_ppo_epo
 
 
 def count_passes(args: argparse.Namespace, folder: Path, case: str) -> dict[str, float]:
-    """Rows that went through each model, in batches."""
+    """How many times each model ran over the batch in one update, forward and backward.
+
+    A pass over a part of the batch counts as that part.
+    """
     counts = Counter()
-    sampling = []
+    sampling = []  # not empty while the sampler runs; a list, so that the hooks see it change
 
     def sample(*given):
         sampling.append(True)
@@ -36,7 +39,10 @@ def count_passes(args: argparse.Namespace, folder: Path, case: str) -> dict[str,
 
 
 def count_rows(module, role: str, counts: Counter, sampling: list) -> None:
-    """Hooks on a backbone's last layer norm."""
+    """Count in `counts` the rows that pass through a role's model, except while `sampling` holds something.
+
+    `module` is the last layer norm of the model, which runs once in each pass; it gets hooks.
+    """
 
     def forward(_, inputs, output) -> None:
         counts[f"{role} forward"] += 0 if sampling else len(output)

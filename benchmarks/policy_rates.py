@@ -28,14 +28,14 @@ SEED = 142
 UPDATES = 12
 BATCH = 16
 LAST = 6  # batches whose means decide
-NEAR = 0.03
-LEARNED = 0.25
-MOST_KL = 5.0
+NEAR = 0.03  # rewards that count as equal to the best
+LEARNED = 0.25  # a mean reward above it shows that something was learned
+MOST_KL = 5.0  # nats
 DATA = Path(__file__).parents[1] / "data" / "sentiment"
 
 
 def marlhf(command: str, model: str, place: Path, **options) -> None:
-    """Run a command of the library on the questions; what an interrupted call has left in its folder goes."""
+    """Run a command of the library on the questions; what an interrupted call has left in `place` is deleted."""
     shutil.rmtree(place, ignore_errors=True)
     shared = {"model": model, "dataset": DATA, "max_response_length": 64, "seed": SEED}
     options = shared | options | {"output_dir": place}
@@ -44,7 +44,7 @@ def marlhf(command: str, model: str, place: Path, **options) -> None:
 
 
 def one_rate(model: str, folder: Path, rate: float) -> dict:
-    """Means of the last batches of a run at this rate."""
+    """Run PPO at this rate, and return means over the last batches, and the mean reward of every batch."""
     place = folder / f"ppo-{rate}"
     marlhf(
         "ppo",
@@ -67,7 +67,10 @@ def one_rate(model: str, folder: Path, rate: float) -> dict:
 
 
 def choose(cells: dict[str, dict]) -> float | None:
-    """The smallest rate that is near the best of those with little KL; None where nothing was learned."""
+    """The smallest rate whose mean reward is near the best, of the rates with little KL.
+
+    None if no such rate has learned anything.
+    """
     means = {}
     for rate in RATES:
         cell = cells[f"ppo {rate}"]

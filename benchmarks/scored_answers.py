@@ -106,9 +106,12 @@ class ScoredAnswers:
         self.parameters = trainable(self.models.policy)
 
     def _train_stage(self, name: str, more: Sequence[str]) -> Path:
-        """Return the adapter that `marlhf sft` or `marlhf rm` trains on the setting's data."""
+        """Return the adapter that `marlhf sft` or `marlhf rm` trains on the setting's data.
+
+        If an earlier call has trained it, it is only read; `more` are options besides those of the data.
+        """
         folder = self.folder / name
-        if not any(folder.rglob("adapter_model.safetensors")):
+        if not any(folder.rglob("adapter_model.safetensors")):  # not trained, or not to the end
             data = [f"--{key}={value}" for key, value in self.setting.data.items()]
             words = [*data, *more, f"--seed={self.seed}", f"--output_dir={folder}"]
             shutil.rmtree(folder, ignore_errors=True)
@@ -122,7 +125,7 @@ class ScoredAnswers:
         if not path.exists():
             begin = time.time()
             found = make()
-            new = path.with_suffix(".tmp")
+            new = path.with_suffix(".tmp")  # until the file is whole
             torch.save(found, new)
             os.replace(new, path)
             now = time.strftime("%H:%M:%S")
@@ -137,6 +140,7 @@ class ScoredAnswers:
             prompts = prompt_stream(list(self.task.splits["ppo"]["prompt"]), self.seed)
             wanted = list(islice(prompts, self.answers))[number * size :][:size]
             torch.manual_seed(1000 * self.seed + number)
+            # Drawn from the policy itself: temperature 1, all tokens.
             sampling = Sampling(
                 self.setting.length, temperature=1.0, top_k=0, min_new_tokens=self.setting.least
             )
@@ -164,7 +168,10 @@ class ScoredAnswers:
 
 
 def embedded_model_of(dataset: str) -> str:
-    """Return the name of the model that belongs to an embedded corpus."""
+    """Return the name of the model that belongs to an embedded corpus.
+
+    tiny-umbrella has tiny-gemma-umbrella; tiny-tldr, and corpora without a model of their own, have tiny-gemma.
+    """
     name = "tiny-gemma" + dataset.removeprefix("tiny").removesuffix("-tldr")
     return name if name in EMBEDDED_MODELS else "tiny-gemma"
 
