@@ -33,8 +33,8 @@ PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
 
 
 def one_round(trainer: PPOTrainer, prompts: list[str]) -> dict:
-    """Processor seconds of each phase; scoring and training with each of the sizes."""
-    torch.manual_seed(0)
+    """Processor seconds of each phase of an update; scoring and training once with each of `SIZES` responses a pass."""
+    torch.manual_seed(0)  # the same responses in every round
     rollout, spent = timed(trainer.generate_rollout, prompts)
     seconds = {"generation": spent}
     for size in SIZES:
@@ -44,7 +44,7 @@ def one_round(trainer: PPOTrainer, prompts: list[str]) -> dict:
         _, seconds[f"training {size}"] = timed(
             trainer.forward_backward, batch, trainer.loss_normalizers(batch)
         )
-        trainer.optimizer.zero_grad()
+        trainer.optimizer.zero_grad()  # no step: every size meets the same weights
     return seconds
 
 
@@ -72,7 +72,10 @@ def profile_of(trainer: PPOTrainer, prompts: list[str]) -> dict:
 
 
 def profiled(run: Callable, *args) -> tuple:
-    """What `run` returns, and its operations with their own time and their floating-point operations."""
+    """What `run` returns, and the profile of the operations inside it.
+
+    For each kind of operation there is the time in it alone, and the number of floating-point operations.
+    """
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], with_flops=True
     ) as profiler:
@@ -81,7 +84,7 @@ def profiled(run: Callable, *args) -> tuple:
 
 
 def shares(operations) -> dict:
-    """Name of an operation -> its share of all time, largest first, and that of all matrix products."""
+    """The share of all time in matrix products, and the shares of the ten largest operations, largest first."""
     total = sum(op.self_cpu_time_total for op in operations)
     largest = sorted(operations, key=lambda op: -op.self_cpu_time_total)[:10]
     products = sum(op.self_cpu_time_total for op in operations if op.key in PRODUCTS)
@@ -92,7 +95,7 @@ def shares(operations) -> dict:
 
 
 def rate_of_products(operations) -> float:
-    """Floating-point operations of matrix products in a microsecond of their own time."""
+    """How many floating-point operations the matrix products do in a microsecond."""
     products = [op for op in operations if op.key in PRODUCTS]
     flops = sum(op.flops for op in products)
     microseconds = sum(op.self_cpu_time_total for op in products)
@@ -106,7 +109,7 @@ def timed(run: Callable, *args) -> tuple:
 
 
 def summary(rounds: list[dict]) -> dict:
-    """Medians of the rounds, and the median ratio of an update's time to that of 16 responses a pass."""
+    """Medians over the rounds, and the median ratio of an update's time to that with 16 responses a pass."""
 
     def of_an_update(row: dict, size: int) -> float:
         return row["generation"] + row[f"scoring {size}"] + row[f"training {size}"]

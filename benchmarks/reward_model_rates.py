@@ -34,12 +34,15 @@ from marlhf_lite.utils.jsonl import append_lines, read_lines
 
 RATES = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3)
 SEED = 141
-LEARNED = 0.68
+LEARNED = 0.68  # nats a pair: a loss below it shows that something was learned
 DATA = Path(__file__).parents[1] / "data" / "sentiment"
 
 
 def make_pairs(context: RunContext, sft: Path, part: str) -> list[dict]:
-    """Two answers to each question of a part, ranked; made once, and kept in the run's folder."""
+    """Pairs of two answers to each question of a part ("ppo" or "test"), of which the friendlier one is chosen.
+
+    They are made once and kept in a file of the run's folder, from which later calls read them.
+    """
     file = context.path / f"{part}.jsonl"
     if not file.is_file():
         torch.manual_seed(SEED)
@@ -63,7 +66,7 @@ def make_pairs(context: RunContext, sft: Path, part: str) -> list[dict]:
 
 
 def one_rate(context: RunContext, sft: Path, rate: float) -> dict:
-    """Loss and accuracy on the held-out pairs of a reward model that was trained at this rate."""
+    """Train a reward model at this rate, and return its loss and accuracy on the held-out pairs."""
     rows = datasets.Dataset.from_list(make_pairs(context, sft, "ppo"))
     held_out = datasets.Dataset.from_list(make_pairs(context, sft, "test"))
     model = new_reward_model(share(context.base), sft, SEED)
@@ -97,7 +100,7 @@ def main() -> None:
     options = RunCommand(
         model=args.model,
         dataset=str(DATA),
-        # the questions come without answers to rank
+        # The reward is a function, because the questions come without answers to train a reward model on.
         reward="marlhf_lab.corpora.sentiment:all_words",
         critic_init="sft",
         max_response_length=48,

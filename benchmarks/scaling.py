@@ -57,7 +57,11 @@ PHASES = {
 
 
 def measure(args: argparse.Namespace, point: dict[str, int]) -> dict[str, list[float]]:
-    """Seconds of each phase of every timed update at one point, and CPU seconds of the whole."""
+    """Seconds of each phase of every timed update at one point, and CPU seconds of the whole update.
+
+    A point says the response length, the batch and the vocabulary.
+    """
+    # With the names that `options` reads from a benchmark's arguments.
     at = SimpleNamespace(**point, micro_batch=args.micro_batch, seed=args.seed)
     shape = replace(SHAPES["2M"], vocabulary=at.vocabulary)
     with tempfile.TemporaryDirectory() as folder:
@@ -76,18 +80,21 @@ def measure(args: argparse.Namespace, point: dict[str, int]) -> dict[str, list[f
 
 
 def points(axis: str) -> list[dict[str, int]]:
-    """Every point of an axis: what grows, and what stays."""
+    """Every point of an axis: a value of what grows, with the sizes that stay."""
     _, values, fixed = AXES[axis]
     return [fixed | {axis: value} for value in values]
 
 
 def exponent(x: list[float], y: list[float]) -> float:
-    """p of y = c x^p."""
+    """The power p of y = c x^p, fitted by least squares to the logarithms."""
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 
 def summarise(cells: dict, args: argparse.Namespace) -> dict[str, dict]:
-    """For each axis: values, median seconds of each phase and of CPU time, and the exponents."""
+    """For each axis: its values, and by phase the median seconds at each value, and two exponents.
+
+    The first exponent is fitted to all values, the second to the last three. "update, CPU" is the update in CPU time.
+    """
     found = {}
     for axis, (_, values, _) in AXES.items():
         record = {"values": values, "seconds": {}, "exponents": {}}
@@ -108,6 +115,7 @@ def summarise(cells: dict, args: argparse.Namespace) -> dict[str, dict]:
 
 
 def cell(axis: str, value: int, turn: int) -> str:
+    """The name of a measurement in the record; `turn` is the number of its round."""
     return f"{axis}={value}/{turn}"
 
 
@@ -144,6 +152,7 @@ def draw(found: dict[str, dict], path: Path) -> None:
 
 
 def panel(ax: Axes, axis: str, record: dict) -> None:
+    """Draw the seconds of each phase over the values of one axis of `AXES`."""
     for phase, style in zip(PHASES, ("o-", "s--", "^-.", "d:")):
         whole, last = record["exponents"][phase]
         label = f"{phase}: {whole:.2f}, {last:.2f}"

@@ -54,10 +54,10 @@ def old_way():
 
 
 def measure(args: argparse.Namespace, folder: Path, case: str) -> dict:
-    """Quartiles of new over old: of an update, and of scoring alone."""
-    finetune, epochs, mixed = CASES[case]
+    """Quartiles of the ratio of processor seconds, new over old way: of an update, and of scoring alone."""
+    finetune, epochs, has_prompts_of_several_lengths = CASES[case]
     prompts = make_prompts(SHAPES["2M"], args.batch, args.prompt, args.seed)
-    if mixed:
+    if has_prompts_of_several_lengths:
         lengths = random.Random(args.seed).choices(range(1, args.prompt + 1), k=args.batch)
         cut = []
         for text, count in zip(prompts, lengths, strict=True):
@@ -74,15 +74,20 @@ def measure(args: argparse.Namespace, folder: Path, case: str) -> dict:
 
 
 def update(trainer: PPOTrainer, prompts: list[str], args: argparse.Namespace) -> None:
+    """Make an update. If a response has not its full length, a `RuntimeError` says so."""
     check_lengths([trainer.update(prompts)], args.response)
 
 
 def quartiles(work: Callable[[], object], pairs: int, progress: str) -> list[float]:
-    """Quartiles of new over old processor seconds, both in turns; the first pair warms up."""
+    """Quartiles over pairs of the ratio of `work`'s processor seconds, new over old way. The first pair warms up.
+
+    `progress` is the text of the progress bar.
+    """
     spent = {"new": [], "old": []}
     for i in tqdm(range(pairs + 1), desc=progress, disable=None):
+        # Each side goes first in every second pair: the order is ABBA.
         for side in ("new", "old") if i % 2 else ("old", "new"):
-            torch.manual_seed(i)
+            torch.manual_seed(i)  # both sides of a pair draw the same
             way = old_way() if side == "old" else nullcontext()
             with way:
                 start = time.process_time()
@@ -93,7 +98,7 @@ def quartiles(work: Callable[[], object], pairs: int, progress: str) -> list[flo
 
 
 def main() -> int:
-    """Each case, then the table; and TRL's comparison, whose status this is."""
+    """Measure each case and print the table; with `--trl` also compare with TRL, and return that program's status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=5, help="updates of each side, from 2 up")
     parser.add_argument("--cases", default="", help="only cases whose name contains this text")

@@ -37,7 +37,7 @@ from marlhf_lite.models.loading import (
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import ModelReward
 
-SPECIAL = ("<pad>", "<bos>", "<unk>")
+SPECIAL = ("<pad>", "<bos>", "<unk>")  # the first ids; the words follow, and <eos> has the last id
 POSITIONS = 1024
 
 
@@ -58,10 +58,10 @@ SHAPES = {
 
 
 def write_model(folder: Path, shape: Shape, seed: int = 0) -> Path:
-    """Weights (float32), config and tokenizer in `folder`, which is returned."""
+    """Write random weights (float32), config and tokenizer to `folder`, and return the folder."""
     torch.manual_seed(seed)
     model = GemmaForCausalLM(_config(shape))
-    model.generation_config.eos_token_id = None
+    model.generation_config.eos_token_id = None  # responses never end early
     hf_logging.disable_progress_bar()
     model.save_pretrained(folder)
     _tokenizer(shape.vocabulary).save_pretrained(folder)
@@ -69,13 +69,13 @@ def write_model(folder: Path, shape: Shape, seed: int = 0) -> Path:
 
 
 def write_models(folder: Path, seed: int) -> None:
-    """A model of each of `SHAPES`, in a folder of its name."""
+    """Write a model of each of `SHAPES` to a folder of its name inside `folder`."""
     for name, shape in SHAPES.items():
         write_model(folder / name, shape, seed)
 
 
 def size_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of a benchmark of updates that say how large one is, with the same defaults everywhere."""
+    """Add the options that say how large an update is, with the same defaults in all benchmarks."""
     parser.add_argument("--batch", type=int, default=32, help="responses in an update")
     parser.add_argument(
         "--micro_batch", type=int, default=16, help="responses in a forward and backward pass"
@@ -87,14 +87,19 @@ def size_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def make_prompts(shape: Shape, count: int, tokens: int, seed: int = 0) -> list[str]:
-    """Texts of exactly so many tokens each, of words drawn at random."""
+    """`count` texts of exactly `tokens` tokens each, of words drawn at random; each word is one token."""
     rng = random.Random(seed)
+    # The ids of the words, which are also in their names: w3, w4 …
     words = range(len(SPECIAL), shape.vocabulary)
     return [" ".join(f"w{i}" for i in rng.choices(words, k=tokens)) for _ in range(count)]
 
 
 def write_pretrained(folder: Path, source: str) -> Path:
-    """A copy of a pretrained model (folder or hub name) whose end token has an id that it cannot sample; `folder`."""
+    """Write a copy of a pretrained model to `folder`, which is returned; the copy never ends a response.
+
+    The new end token has an id beyond the model's vocabulary, so it cannot be sampled. `source` is a folder or the
+    name of a model on the hub.
+    """
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     for config in (model.config, model.generation_config):
         config.eos_token_id = None
@@ -109,8 +114,12 @@ def write_pretrained(folder: Path, source: str) -> Path:
 
 
 def make_prompts_of(tokenizer, count: int, tokens: int, seed: int = 0) -> list[str]:
-    """Texts of exactly so many tokens each for a tokenizer of subwords: words that are one token, drawn at random."""
+    """`count` texts of exactly `tokens` tokens each, for a byte-level tokenizer such as SmolLM2's.
+
+    They are made of words that are one token with the space before them, drawn at random.
+    """
     vocabulary = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    # Such tokenizers write the space before a word as Ġ.
     words = sorted(
         token[1:]
         for token in vocabulary
@@ -153,7 +162,7 @@ def make_trainer(
 
 
 def options(args: argparse.Namespace, **changes) -> PPOTrainerConfig:
-    """PPO with a benchmark's sizes and seed, sampling from all tokens, without checkpoints."""
+    """PPO's options with a benchmark's sizes and seed: sampling is from all tokens, and there are no checkpoints."""
     sizes = {
         "batch_size": args.batch,
         "micro_batch_size": args.micro_batch,
@@ -171,14 +180,15 @@ def shaped_trainer(
     finetune: str = "lora",
     **more,
 ) -> tuple[PPOTrainer, list[str]]:
-    """On the model of this shape saved in `folder`, with macro actions of n tokens; and a batch of prompts."""
+    """A trainer with macro actions of n tokens, on the model of this shape in `folder`, and a batch of prompts."""
     prompts = make_prompts(SHAPES[shape], args.batch, args.prompt, args.seed)
     model = ModelConfig(model=str(folder / shape), finetune=finetune)
     return make_trainer(model, prompts, FixedNGram(n), ppo, **more), prompts
 
 
 def check_lengths(rows: list[dict], tokens: int) -> None:
-    """Raises `RuntimeError` if a response was shorter: then times could not be compared."""
+    """Raise `RuntimeError` if a response was shorter than `tokens`, because then times could not be compared."""
+    # The metric is a mean over the batch, and no response can be longer.
     if any(row["response_length"] != tokens for row in rows):
         raise RuntimeError("a response ended early: the comparison needs equal lengths")
 

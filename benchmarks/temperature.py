@@ -38,7 +38,10 @@ SCORES = ("rm_score", "gold")
 def answer_at_all_temperatures(
     study: Study, seed: int, work: Path, folder: Path, prompts: int, samples: int
 ) -> Path:
-    """Let all policies of a seed answer; return the folder with the answers. `work`: where the study keeps its runs."""
+    """Let the SFT model and all policies of a seed answer, and return the folder with the answers.
+
+    `work` is the folder in which the study keeps its runs; the answers go to a folder inside `folder`.
+    """
     runs = plan(study, [seed])
     start = work / runs[0].start  # all runs of a seed start from the same SFT and reward model
     policies = []
@@ -121,7 +124,7 @@ def means_over_seeds(seeds: Sequence[Mapping]) -> dict:
 
 
 def found_in(cells: Mapping[str, Mapping]) -> dict:
-    """What the record says: the differences of changes, and all means with their intervals over seeds."""
+    """Return the differences of changes, and all means with their intervals over seeds, from the means of each seed."""
     seeds = list(cells.values())
     return {"contrasts": differences_of_changes(seeds), "means": means_over_seeds(seeds)}
 

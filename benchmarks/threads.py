@@ -23,7 +23,7 @@ SETTINGS = ("idle", "beside a busy process")
 
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
-    """Seconds of every update, by setting; the one in which the other process starts or ends is left out."""
+    """Seconds of every update, by setting. The first update of each turn of a setting is left out."""
     torch.set_num_threads(choose_threads())
     trainer, prompts = shaped_trainer(args, folder, "2M", 5, options(args))
     trainer.update(prompts)  # warms up
@@ -39,7 +39,9 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
                 for i in range(args.updates + 1):
                     start = time.perf_counter()
                     trainer.update(prompts)
-                    seconds[setting] += [time.perf_counter() - start] * (i > 0)
+                    spent = time.perf_counter() - start
+                    if i > 0:  # the other process starts or ends during the first
+                        seconds[setting].append(spent)
             finally:
                 if busy:
                     busy.kill()

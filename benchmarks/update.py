@@ -61,7 +61,7 @@ PHASES = ("generation", "scoring", "training", "macro operations", "logging", "r
 
 
 class FlopClock(Clock):
-    """Counts a phase's matrix products too."""
+    """A trainer's clock that also counts the floating-point operations of each phase's matrix products."""
 
     def __init__(self, counter: FlopCounterMode):
         super().__init__()
@@ -77,7 +77,7 @@ class FlopClock(Clock):
 
 
 def profile(args: argparse.Namespace, folder: Path, setting: str) -> dict:
-    """Seconds (median) and GFLOP of each phase of an update."""
+    """Median seconds and GFLOP of each phase of an update; `setting` is the name of a shape, or "parsing"."""
     with tempfile.TemporaryDirectory() as place:
         run = RunFolder.create(Path(place, "run"), {})
         trainer, prompts = profiled_trainer(args, folder, setting, run)
@@ -90,6 +90,7 @@ def profile(args: argparse.Namespace, folder: Path, setting: str) -> dict:
 
 
 def profiled_trainer(args: argparse.Namespace, folder: Path, setting: str, run: RunFolder):
+    """A trainer and its prompts: on a random Gemma, or with the parsing rule on the embedded model and its task."""
     if setting in SHAPES:
         return shaped_trainer(args, folder, setting, 5, options(args), run=run)
     rng = random.Random(args.seed)
@@ -100,7 +101,7 @@ def profiled_trainer(args: argparse.Namespace, folder: Path, setting: str, run: 
 
 
 def timed_log(trainer: PPOTrainer) -> list[float]:
-    """Seconds of every call of the trainer's logger, from now on."""
+    """A list to which every later call of the trainer's logger adds its seconds."""
     log = trainer.logger.log_update
     spent = []
 
@@ -114,23 +115,28 @@ def timed_log(trainer: PPOTrainer) -> list[float]:
 
 
 def phases(row: dict, logged: list[float]) -> dict[str, float]:
-    """An update's seconds by phase, from its metrics; records are written after the update's own time is taken."""
+    """An update's seconds by phase, from its metrics `row` and the list of `timed_log`.
+
+    "rest" is what the metrics' own phases leave of the update. Logging is not part of it, because records are written
+    after the update's time is taken.
+    """
     taken = {name: row[f"seconds_{name}"] for name in ("generation", "scoring", "training")}
     taken |= {"macro operations": row["seconds_macro"]}
     return taken | {"rest": row["seconds"] - sum(taken.values()), "logging": logged[-1]}
 
 
 def flops(trainer: PPOTrainer, prompts: list[str]) -> dict[str, float]:
-    """Of one more update, by the trainer's own names of phases."""
+    """The floating-point operations of one more update, by the trainer's own names of phases."""
     with FlopCounterMode(display=False) as counter:
         clock = FlopClock(counter)
+        # The trainer makes a new clock in each update: let it get this one.
         with mock.patch.object(ppo_module, "Clock", lambda: clock):
             trainer.update(prompts)
     return dict(clock.flops)
 
 
 def peak_gflops(size: int = 1024, repeats: int = 20) -> float:
-    """GFLOP/s of a large matrix product, the best of some."""
+    """GFLOP/s of the fastest of `repeats` products of two matrices of `size` rows and columns."""
     a = torch.randn(size, size)
     b = torch.randn(size, size)
     seconds = []
@@ -151,7 +157,7 @@ def profile_table(found: dict[str, dict], peak: float) -> str:
         gflop = record["gflop"] | {"update": sum(record["gflop"].values())}
         for phase, spent in seconds.items():
             work = gflop.get(phase, 0.0)
-            rate = f"{work / spent / peak:.0%}" if work else ""
+            rate = f"{work / spent / peak:.0%}" if work else ""  # GFLOP, s and GFLOP/s
             lines[phase] += [f"{1e3 * spent:.1f}", f"{spent / total:.1%}", rate]
     return markdown(head, list(lines.values()))
 
@@ -160,11 +166,11 @@ def profile_table(found: dict[str, dict], peak: float) -> str:
 
 
 def compare(args: argparse.Namespace, folder: Path) -> dict:
-    """Seconds of every update of both, by the clock and of CPU time, and the ratios."""
+    """Seconds of every update with n = 1 and with n = 5, by the clock and of CPU time, and the ratios."""
     sides = {n: shaped_trainer(args, folder, "2M", int(n), options(args)) for n in ("1", "5")}
     spent = {"wall": {"1": [], "5": []}, "cpu": {"1": [], "5": []}}
     for i in tqdm(range(args.pairs + 1), desc="A/B", disable=None):
-        in_turn = ("1", "5") if i % 2 else ("5", "1")
+        in_turn = ("1", "5") if i % 2 else ("5", "1")  # ABBA
         for n in in_turn:
             trainer, prompts = sides[n]
             torch.manual_seed(i)
@@ -184,7 +190,7 @@ def compare(args: argparse.Namespace, folder: Path) -> dict:
 
 
 def ratio(over: list[float], under: list[float]) -> dict[str, float]:
-    """Geometric mean of the pairs' ratios with its bootstrap interval, and their median."""
+    """Geometric mean of the pairs' ratios `over` / `under`, with its bootstrap interval, and their median."""
     logs = [math.log(a / b) for a, b in zip(over, under)]
     found = bootstrap_mean(logs)
     return {

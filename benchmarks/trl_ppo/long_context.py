@@ -44,7 +44,7 @@ def parse() -> argparse.Namespace:
 
 
 def measure(case: Case, side: str, args: argparse.Namespace, models: Path) -> dict:
-    """The record of one side."""
+    """Run one side, "ours" or "theirs", and return its record."""
     with tempfile.TemporaryDirectory() as folder:
         started = Side(case, side, args, models, folder)
         try:

@@ -12,7 +12,7 @@ TURN = "an update ended"
 
 
 def arguments(description: str) -> argparse.Namespace:
-    """The same for both sides."""
+    """The arguments of ours.py and theirs.py. Some are read by one of them only; its name begins their help."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
         "--model", type=Path, required=True, help="folder with weights and tokenizer"
@@ -52,22 +52,23 @@ def arguments(description: str) -> argparse.Namespace:
 def peak_mib() -> float:
     """The most memory that this process has held so far (resident set), MiB."""
     status = Path("/proc/self/status")
-    if status.exists():  # unlike getrusage, this does not start from what the parent process held
+    # On Linux the system's own account, which unlike getrusage does not start from what the parent process held.
+    if status.exists():
         line = next(
             line
             for line in status.read_text(encoding="utf-8").splitlines()
             if line.startswith("VmHWM")
         )
         return int(line.split()[1]) / 1024
-    unit = 2**20 if sys.platform == "darwin" else 2**10
+    unit = 2**20 if sys.platform == "darwin" else 2**10  # macOS counts bytes, others KiB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
 class Stamps:
-    """How long each update took; an update lasts from one end to the next, whatever happens in between.
+    """How long each update took: from the end of the update before it to its own end, with all that happens in between.
 
-    `turns`: after each update a line goes to stdout, and the next update waits for a line on stdin. Two processes that
-    take turns meet the same load of the machine. Waiting is not counted.
+    With `turns`, a line goes to stdout after each update, and the next update waits for a line on stdin, so that two
+    processes that take turns meet the same load of the machine. The time of waiting is not counted.
     """
 
     def __init__(self, turns: bool):
@@ -77,7 +78,7 @@ class Stamps:
         self.cpu_seconds: list[float] = []
 
     def mark(self) -> None:
-        """An update ended just now. The first, which warms up, is not kept."""
+        """Note that an update ended just now. The time of the first, which warms up, is not kept."""
         if self.start is not None:
             self.seconds.append(time.perf_counter() - self.start[0])
             self.cpu_seconds.append(time.process_time() - self.start[1])
@@ -88,10 +89,13 @@ class Stamps:
 
 
 def write(args: argparse.Namespace, stamps: Stamps, imported: float, **more) -> None:
-    """The record: timings, memory, and what they are of. `imported`: the peak before any model was loaded."""
+    """Write the record to `--out`: timings, memory, and `more`, what a side says of itself.
+
+    `imported` is the peak of memory before any model was loaded, in MiB.
+    """
     seconds = stamps.seconds
     cpu_seconds = stamps.cpu_seconds
-    if len(seconds) != args.updates - 1 or not seconds:
+    if len(seconds) != args.updates - 1 or not seconds:  # the first update is not timed
         raise RuntimeError(f"--updates {args.updates}: {len(seconds)} were timed: give at least 2")
     record = {
         "seconds": seconds,

@@ -19,7 +19,7 @@ from marlhf_lite.utils.run_folder import RunFolder
 
 
 def options(args) -> PPOTrainerConfig:
-    """As theirs: no top-k, log-probabilities at the sampling temperature."""
+    """Options as TRL's trainer has them: sampling without top-k, log-probabilities at the sampling temperature."""
     return PPOTrainerConfig(
         seed=args.seed,
         max_response_length=args.response,
@@ -37,14 +37,20 @@ def options(args) -> PPOTrainerConfig:
 
 
 def prepare(args, folder: str, stamps: Stamps) -> PPOTrainer:
-    """The trainer, which marks the end of every update."""
+    """The trainer; whenever one of its updates ends, it marks that in `stamps`."""
     torch.manual_seed(args.seed)
     model = ModelConfig(model=str(args.model), finetune=args.finetune)
     prompts = json.loads(args.prompts.read_text(encoding="utf-8"))
     run = RunFolder.create(Path(folder, "run"), {})
     trainer = make_trainer(model, prompts, FixedNGram(args.n), options(args), run=run)
     update = trainer.update
-    trainer.update = lambda batch: (update(batch), stamps.mark())[0]
+
+    def update_and_mark(batch):
+        metrics = update(batch)
+        stamps.mark()
+        return metrics
+
+    trainer.update = update_and_mark
     return trainer
 
 

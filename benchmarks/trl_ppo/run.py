@@ -43,7 +43,7 @@ from marlhf_lite.utils.tables import markdown
 HERE = Path(__file__).parent
 TRL = "trl==1.12.0"
 THEIRS = HERE / ".trl"  # that version, without what it needs: the environment has it
-# glibc: every tensor from 1 MiB on is mapped and unmapped by itself
+# With this, glibc maps every tensor from 1 MiB on by itself, and so gives its memory back as soon as it is freed.
 GIVES_BACK = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
 
 
@@ -59,19 +59,23 @@ class Case:
     updates: int = 7  # the first warms up
     other: str = "theirs"  # or "macro": ours with n=5
     memory: bool = False  # compare peak memory, not processor time
-    env: dict = field(default_factory=dict)  # of our process
-    flags: dict = field(default_factory=dict)  # further ones of both sides
+    env: dict = field(default_factory=dict)  # more environment variables of our process
+    flags: dict = field(default_factory=dict)  # more options of both processes
 
     def ratio(self, ours: dict, other: dict) -> list[float]:
-        """Quartiles of the ratio: a speed-up over theirs, what MA-PPO costs over PPO, or a share of their memory."""
+        """Quartiles of the ratio that the case compares.
+
+        Of memory, it is ours over the other side's, a single number. Of time, it is the other side's over ours: our
+        speed-up over TRL, or what MA-PPO, as the other side, costs over PPO.
+        """
         if self.memory:
-            return [ours["peak_mib"] / other["peak_mib"]] * 3
+            return [ours["peak_mib"] / other["peak_mib"]] * 3  # all quartiles of one number
         pairs = [b / a for a, b in zip(ours["cpu_seconds"], other["cpu_seconds"], strict=True)]
         return statistics.quantiles(pairs, n=4, method="inclusive")
 
     def reached(self, ratio: float) -> bool:
-        """A speed-up must be as high as the limit, a cost or a share of memory as low; in two digits."""
-        ratio = round(ratio, 2)
+        """Whether a ratio keeps the limit: a speed-up may not be lower, a cost or a share of memory not higher."""
+        ratio = round(ratio, 2)  # as the table shows it
         less_is_better = self.memory or self.other == "macro"
         return ratio <= self.limit if less_is_better else ratio >= self.limit
 
@@ -88,7 +92,7 @@ CASES = [
 
 
 def install_their_trl() -> None:
-    """Install the TRL that has a PPO trainer, if it is not there."""
+    """Install the TRL that has a PPO trainer in a folder beside this file, unless it is there."""
     if (THEIRS / "trl").is_dir():
         return
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
@@ -118,7 +122,7 @@ class Side:
             options[name] = getattr(args, name)
         options |= case.flags
         words = [f"--{name}={value}" for name, value in options.items()]
-        if not case.memory:  # memory does not depend on who runs when
+        if not case.memory:  # memory does not depend on who runs when, so nobody waits
             words.append("--turns")
         env = os.environ | {
             "TRL_EXPERIMENTAL_SILENCE": "1",
@@ -142,26 +146,30 @@ class Side:
         )
 
     def wait(self) -> None:
-        """Until its update has ended."""
+        """Wait until the process says that its update has ended."""
         for line in self.process.stdout:
             if line.strip() == TURN:
                 return
+        # Without that line the process has ended too early.
         raise SystemExit(f"a side failed:\n{self.errors.read_text(encoding='utf-8')[-2000:]}")
 
     def go(self) -> None:
-        """It may begin its next update."""
+        """Let the process begin its next update, or end after its last one."""
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
     def record(self) -> dict:
-        """What it measured, after its last update."""
+        """Wait for the end of the process, and return what it measured."""
         if self.process.wait():
             raise SystemExit(f"a side failed:\n{self.errors.read_text(encoding='utf-8')[-2000:]}")
         return json.loads(self.out.read_text(encoding="utf-8"))
 
 
 def measure(case: Case, args: argparse.Namespace, models: Path) -> dict[str, dict]:
-    """The records of both sides, which take turns in the order ABBA; for memory both run at once."""
+    """Run both sides of a case and return their records.
+
+    If time is compared, they take turns in the order ABBA; if memory is, both run at once.
+    """
     with tempfile.TemporaryDirectory() as folder:
         sides = []
         try:
@@ -177,20 +185,20 @@ def measure(case: Case, args: argparse.Namespace, models: Path) -> dict[str, dic
 
 
 def take_turns(sides: list[Side], updates: int) -> None:
-    """Let both do their updates, of which the first warms up, and end."""
-    for side in sides:
+    """Let both sides make their updates in turns, and end."""
+    for side in sides:  # each makes its first update, which warms up, without being told
         side.wait()
     for turn in range(updates - 1):
         in_turn = sides if turn % 2 else sides[::-1]
         for side in in_turn:
             side.go()
             side.wait()
-    for side in sides:
+    for side in sides:  # each waits once more, after its last update
         side.go()
 
 
 def summarise(case: Case, ours: dict, other: dict) -> dict:
-    """One row of the table."""
+    """The row of the table for a case, from the records of both sides."""
     low, ratio, high = case.ratio(ours, other)
     seconds = {
         "ours": statistics.median(ours["cpu_seconds"]),
@@ -209,7 +217,7 @@ def summarise(case: Case, ours: dict, other: dict) -> dict:
 
 
 def table(rows: list[dict]) -> str:
-    """Markdown, ours / the other side in the second and third column."""
+    """The table in Markdown; seconds and memory are those of ours / those of the other side."""
     lines = []
     for row in rows:
         seconds = row["cpu_seconds_per_update"]
@@ -239,7 +247,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Every case, then the table; 1 if a limit is not reached."""
+    """Measure every case and print the table; return 1 if a limit is not kept, else 0."""
     args = parse()
     cases = [case for case in CASES if args.cases in case.name]
     if any(case.other == "theirs" for case in cases):

@@ -29,7 +29,7 @@ except ModuleNotFoundError:  # later versions have none
 
 
 class Watch(TrainerCallback):
-    """Marks the end of every update."""
+    """Marks the end of every update, which TRL's trainer counts as a step."""
 
     def __init__(self, stamps: Stamps):
         self.stamps = stamps
@@ -39,7 +39,7 @@ class Watch(TrainerCallback):
 
 
 def options(args) -> PPOConfig:
-    """Without a stop token, every response has its full length."""
+    """TRL's options. They name no stop token, so every response has its full length."""
     return PPOConfig(
         output_dir=str(args.out.parent / "theirs"),
         total_episodes=args.updates * args.batch,
@@ -64,7 +64,7 @@ def options(args) -> PPOConfig:
 
 
 def prepare(args, stamps: Stamps) -> PPOTrainer:
-    """Policy, reference, reward model and critic of the same weights, the last two with new heads."""
+    """TRL's trainer. Policy, reference, reward model and critic have the same weights; the last two get new heads."""
     torch.manual_seed(args.seed)
     tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
     prompts = json.loads(args.prompts.read_text(encoding="utf-8"))
