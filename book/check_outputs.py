@@ -23,10 +23,10 @@ from nbclient.exceptions import CellExecutionError
 from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 
 TOLERANCE = 0.02
-# share by which a figure may be larger or smaller: numbers at its edge have more digits or fewer
+# Share by which a figure may be larger or smaller, because the numbers at its edge may have more digits or fewer.
 PIXELS = 0.1
 NUMBER = re.compile(r"(?<![\w.])[-−+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?|(?<=\D)\.\d+")
-# versions, progress
+# What differs from run to run or from machine to machine: versions, progress bars, addresses in memory.
 CHANGING = re.compile(r"^marlhf_lite \d.*$|\[[\d:?]+ left|█+[▏▎▍▌▋▊▉]? *|0x[0-9a-f]+", re.M)
 SPACE = re.compile(r"\s+|-{3,}")
 TAGS = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.S)
@@ -34,27 +34,31 @@ OBJECT = re.compile(r"<[\w.]+( [^>]*)?>$")  # the text of an output that has no 
 
 
 def text_of(output) -> str:
-    """What the output says, without what differs from machine to machine; empty for a picture."""
+    """What the output says, on one line, without `CHANGING`; empty for a picture.
+
+    Of the forms in which an output has its content, the first with words counts: Markdown, plain text, HTML.
+    """
     text = ""
     if output.output_type in ("stream", "error"):
         text = output.get("text", "") + output.get("evalue", "")
     else:
         forms = [output.data.get(form, "") for form in ("text/markdown", "text/plain")]
         forms.append(TAGS.sub(" ", output.data.get("text/html", "")))
-        with_words = [form for form in forms if form and not OBJECT.match(form)]
-        if with_words:
-            text = with_words[0]
+        forms_with_words = [form for form in forms if form and not OBJECT.match(form)]
+        if forms_with_words:
+            text = forms_with_words[0]
     return SPACE.sub(" ", CHANGING.sub("", text)).strip()
 
 
 def size_of(output) -> tuple[int, int] | None:
     """Width and height of the output's PNG in pixels; None if it has none."""
     png = output.get("data", {}).get("image/png")
+    # In a PNG's header both numbers stand at byte 16, as big-endian integers of four bytes.
     return struct.unpack(">II", b64decode(png)[16:24]) if png else None
 
 
 def tolerance_of(cell) -> float | None:
-    """The tolerance that the cell's tag names; None: not compared."""
+    """The tolerance that the cell's tag names, or `TOLERANCE`; None if the cell is not to be compared."""
     prefix = "tolerance:"
     all_tags = cell.metadata.get("tags", [])
     named = [tag.removeprefix(prefix) for tag in all_tags if tag.startswith(prefix)]
@@ -64,9 +68,12 @@ def tolerance_of(cell) -> float | None:
 
 
 def near(old: str, new: str, tolerance: float) -> bool:
-    """Whether two printed numbers differ by no more than the tolerance and one unit of the last digit."""
+    """Whether two printed numbers differ by no more than the tolerance and one unit of the last printed digit.
+
+    The tolerance is a share of the larger number. If one number has fewer decimals, the last digit is that of this one.
+    """
     one, other = (float(number.replace("−", "-")) for number in (old, new))
-    if one == other:  # infinite ones, too, whose difference is no number
+    if one == other:  # also of infinite numbers, whose difference is not a number
         return True
     digits = min(len(number.partition("e")[0].partition(".")[2]) for number in (old, new))
     largest = max(abs(one), abs(other))
@@ -74,11 +81,15 @@ def near(old: str, new: str, tolerance: float) -> bool:
         unit = 0.0  # counts below ten are exact
     else:
         unit = 10.0**-digits
+    # 1.001, because in floating point a difference of one unit may come out a little larger.
     return abs(one - other) <= tolerance * largest + 1.001 * unit
 
 
 def compare_outputs(old, new, tolerance: float) -> list[tuple[str, str]]:
-    """What differs between two outputs: (a line that says so, the number that left or ""); None is no output."""
+    """What differs between two outputs, as pairs of a line that says so and the old number that left.
+
+    The number is "" if something else than a number differs. An output that is missing is None.
+    """
     old_kind = _kind(old)
     new_kind = _kind(new)
     if old_kind != new_kind:
@@ -101,7 +112,7 @@ def compare_outputs(old, new, tolerance: float) -> list[tuple[str, str]]:
         start = max(first_difference - 20, 0)
         end = start + 60
         found.append((f"words: {old_words[start:end]!r} → {new_words[start:end]!r}", ""))
-        return found
+        return found  # with other words it is not clear which numbers belong together
     # 3. Numbers: with equal words there are equally many.
     numbers = zip(NUMBER.findall(old_text), NUMBER.findall(new_text), strict=True)
     for old_number, new_number in numbers:
@@ -118,13 +129,14 @@ def _kind(output) -> str:
 
 
 def compare(old, new) -> list[str]:
-    """A line for everything in which the executed notebook `new` left the outputs of `old`."""
+    """A line for everything in which the outputs of the executed notebook `new` differ from those of `old`."""
     prose = {cell.id: cell.source for cell in old.cells if cell.cell_type == "markdown"}
     lines = []
     for before, after in zip(old.cells, new.cells, strict=True):
         tolerance = tolerance_of(before)
         if before.cell_type != "code" or tolerance is None:
             continue
+        # An output that has no counterpart meets None.
         for one, other in zip_longest(before.outputs, after.outputs):
             for line, number in compare_outputs(one, other, tolerance):
                 lines.append(f"{before.id}: {line}{_where_repeated(number, prose)}")
@@ -132,12 +144,16 @@ def compare(old, new) -> list[str]:
 
 
 def _where_repeated(number: str, prose: dict[str, str]) -> str:
-    """The Markdown cells that have this number too, in brackets; empty for numbers of one or two characters."""
+    """The Markdown cells that have this number too, in brackets.
+
+    Empty if there are none, and for numbers of one or two characters, which stand in many places by chance.
+    """
     plain = number.lstrip("-−+")
     if len(plain) <= 2:
         return ""
-    alone = re.compile(rf"(?<![\d.]){re.escape(plain)}(?![\d.]\d)")  # not a part of a longer number
-    cells = [cell for cell, text in prose.items() if alone.search(text)]
+    # Not as a part of a longer number.
+    whole_number = re.compile(rf"(?<![\d.]){re.escape(plain)}(?![\d.]\d)")
+    cells = [cell for cell, text in prose.items() if whole_number.search(text)]
     return f" (also in {', '.join(cells)})" if cells else ""
 
 
@@ -152,7 +168,7 @@ def executed(notebook):
 
 
 def main(paths: list[str]) -> int:
-    """Compare these notebooks, and print what left; 1 if anything did."""
+    """Compare these notebooks with a new execution, print what differs, and return 1 if anything does, else 0."""
     left = 0
     for path in paths:
         stored = nbformat.read(path, 4)

@@ -93,7 +93,7 @@ CONTENTS = """
 
 
 def contents() -> str:
-    """The site's tables of contents, as they stand at the side of every page."""
+    """The site's tables of contents, which stand at the side of every page, as text for the front page."""
     lessons = [f"notebooks/{lesson.file}" for lesson in course.LESSONS]
     electives = [f"notebooks/{elective.file}" for elective in course.ELECTIVES]
     solutions = []
@@ -133,21 +133,29 @@ def contents() -> str:
 
 
 def prepare(app, page: str, source: list[str]) -> None:
-    """Add contents to the front page, take out links that lead nowhere, name sections as Sphinx does, open pages."""
+    """Change the text of a page before Sphinx reads it, from what suits GitHub and JupyterLab to what suits the site.
+
+    Badges and links to what the site lacks are taken out, the front page gets doors and contents, and links to sections
+    name them as Sphinx does.
+    """
     text = BADGE.sub("", source[0])
     if page == root_doc:
         text = LIVE.sub(DOORS, text) + contents()
-    if STUDENTS:
+    if STUDENTS:  # their site has no solutions and answers: of a link to them, the words stay
         text = ANSWERS.sub(r"\1", text)
-    text = PAGE.sub(r"<a href='\2'>\1</a>", text)  # Sphinx would let the browser save the page
+    # As HTML, so that the browser opens the page; of a Markdown link Sphinx would make one that saves it.
+    text = PAGE.sub(r"<a href='\2'>\1</a>", text)
     text = SECTION.sub(lambda link: f"](#{nodes.make_id(link[1])})", text)
     source[0] = text  # Sphinx reads the page from this list
 
 
 def describe_pictures(app, page: nodes.document) -> None:
-    """Make the caption below a picture of an output its alternative text, too: an output has no other description."""
+    """Make the caption below a picture of an output its alternative text, too: an output has no other description.
+
+    The caption is the paragraph after the notebook cell with the picture; without one the alternative text is empty.
+    """
     for picture in page.findall(nodes.image):
-        is_output = "alt" not in picture
+        is_output = "alt" not in picture  # pictures in texts have one
         if is_output:
             cell = picture
             while cell.parent is not None and "cell" not in cell.get("classes", ()):
@@ -158,9 +166,10 @@ def describe_pictures(app, page: nodes.document) -> None:
 
 
 def finish(app, error) -> None:
-    """Make the front page the one that opens first, and lay pages that are HTML already beside the others.
+    """Make the front page the one that opens first, and copy pages that are HTML already into the site.
 
-    Their links to notebooks lead to the pages of these.
+    In the copies, links to notebooks lead to the site's pages of the notebooks. If the build has failed, or makes
+    something else than HTML, nothing is done.
     """
     if error is not None or app.builder.format != "html":
         return

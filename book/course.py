@@ -47,8 +47,8 @@ class Notebook:
 
     @property
     def processor_minutes(self) -> int:
-        """Rounded up."""
-        return -(-self.seconds // 60)
+        """Minutes of computing on one core, rounded up."""
+        return -(-self.seconds // 60)  # `//` rounds down, so that of a negative number rounds up
 
     def link(self, folder: str = "") -> str:
         return f"[{self.heading}]({folder}{self.file}.ipynb)"
@@ -63,6 +63,7 @@ def read_course() -> tuple[list[Notebook], list[Notebook]]:
     electives = []
     for file, entry in course["electives"].items():
         number_of_file = file.partition("_")[0]
+        # The file course.yaml may give an elective another number.
         electives.append(Notebook(file, **{"number": number_of_file, **entry}))
     return lessons, electives
 
@@ -93,13 +94,17 @@ def place_before(elective: Notebook) -> int:
 
 
 def links(notebook: Notebook) -> str:
-    """To the lessons before and after; from an elective, and at both ends of the course, to the list of all."""
+    """Links to the lessons before and after this one.
+
+    The first lesson has none before it. After the last one, and from an elective, a link leads to the list of all.
+    """
     if notebook.place is None:
         return f"**Back to** {ALL_LESSONS}"
     shown = []
     is_first = notebook.place == 1
     if not is_first:
-        shown.append(f"**Previous** {LESSONS[notebook.place - 2].link()}")  # places begin with 1
+        # Places begin with 1 and the list with 0, so this is the lesson before.
+        shown.append(f"**Previous** {LESSONS[notebook.place - 2].link()}")
     is_last = notebook.place == len(LESSONS)
     after = ALL_LESSONS if is_last else LESSONS[notebook.place].link()
     shown.append(f"**Next** {after}")
@@ -107,7 +112,7 @@ def links(notebook: Notebook) -> str:
 
 
 def page_of(notebook: Notebook) -> str:
-    """The notebook's file as it should be."""
+    """The text of the notebook's file with the head and the foot that it should have."""
     page = json.loads(notebook.path.read_text(encoding="utf-8"))
     cells = page["cells"]
     first = "".join(cells[0]["source"])
@@ -121,7 +126,7 @@ def page_of(notebook: Notebook) -> str:
 
 
 def solutions_of(notebook: Notebook) -> str:
-    """The file of its solutions as it should be: with the notebook's heading."""
+    """The text of the file with the notebook's solutions, with the heading that it should have."""
     page = json.loads(notebook.solutions.read_text(encoding="utf-8"))
     source = page["cells"][0]["source"]
     source[0] = f"# {notebook.heading}: solutions\n"
@@ -156,9 +161,10 @@ def table_of_electives() -> str:
 
 
 def with_block(page: str, name: str, text: str) -> str:
-    """The page with this text in the block of this name."""
+    """The page with this text in the block of this name, in place of the text that stood there."""
     pattern = re.escape(BLOCK).replace(r"\{name\}", name).replace(r"\{text\}", ".*?")
     written = BLOCK.format(name=name, text=text)
+    # A function, because `re` would read backslashes in a text as its own signs.
     page, count = re.subn(pattern, lambda _: written, page, flags=re.S)
     if count != 1:
         raise ValueError(f"{count} blocks {name!r}: a page needs one to be written into")
@@ -166,7 +172,7 @@ def with_block(page: str, name: str, text: str) -> str:
 
 
 def pages() -> dict[Path, str]:
-    """All pages that the course writes into, as they should be."""
+    """Path -> the text that it should have, for all pages that the course writes into."""
     start = START.read_text(encoding="utf-8")
     start = with_block(start, "lessons", "\n" + table_of_lessons() + "\n")
     start = with_block(start, "electives", "\n" + table_of_electives() + "\n")

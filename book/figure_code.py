@@ -26,7 +26,10 @@ SETUP_CELLS = 3
 
 
 def imported(cells: list[ast.Module], rooms: tuple[str, ...]) -> set[str]:
-    """The names under which these cells import from modules of these rooms."""
+    """The names under which these cells import something that begins with one of `rooms`.
+
+    For example `plt`, of `import matplotlib.pyplot as plt` and the room "matplotlib".
+    """
     found = set()
     for cell in cells:
         for node in ast.walk(cell):
@@ -43,7 +46,7 @@ def imported(cells: list[ast.Module], rooms: tuple[str, ...]) -> set[str]:
 
 
 def _name_in_code(alias: ast.alias) -> str:
-    """The name that an import makes: `plt`, or of `import os.path` the first part."""
+    """The name that an import makes: the one after `as`, else the imported name up to its first dot."""
     return (alias.asname or alias.name).partition(".")[0]
 
 
@@ -61,11 +64,11 @@ def names(node: ast.AST) -> set[str]:
 
 
 def statements(node: ast.AST) -> list[ast.stmt]:
-    """The simple statements of a cell, in order; of a loop, a condition or a function those inside."""
+    """The simple statements of a cell, in order. A loop, a condition or a function stands for the statements inside."""
     found = []
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.stmt):
-            found += statements(child) or [child]
+            found += statements(child) or [child]  # the child itself if there is none inside
     return found
 
 
@@ -77,7 +80,7 @@ def lines(node: ast.AST) -> set[int]:
 def shown_lines(cell: ast.Module, showing: set[str]) -> set[int]:
     """Numbers of the lines of statements that show, and of what is assigned for them alone.
 
-    `showing`: names that were imported from modules that show.
+    `showing` are the names that were imported from modules that show. The top of this file says what counts.
     """
     # 1. Statements that name something which shows, and the cell's last expression.
     every = statements(cell)
@@ -111,11 +114,12 @@ def _is_print(value: ast.expr) -> bool:
 
 
 def _is_code(line: str) -> bool:
+    """Whether a line is neither empty nor a command of IPython's own, such as `%matplotlib inline`."""
     return bool(line.strip()) and line[0] not in "%!"
 
 
 def measure(path: Path) -> tuple[int, int]:
-    """Lines of figures and tables in a lesson's core, and lines of its code."""
+    """How many lines of a lesson's core are code of figures and tables, and how many are code at all."""
     # 1. The code of each cell, without empty lines and without IPython's own commands.
     sources = []
     for kind, text in parts(path)["core"]:
@@ -127,7 +131,7 @@ def measure(path: Path) -> tuple[int, int]:
     cells = [ast.parse(source) for source in sources]
     drawing = imported(cells, DRAWING)
     showing = imported(cells, SHOWING)
-    counted = 0
+    counted = 0  # lines of figures and tables
     total = 0
     for cell, source in zip(cells, sources, strict=True):
         count = len(source.splitlines())

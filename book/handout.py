@@ -54,9 +54,9 @@ class AnswerCells(Preprocessor):
 
 
 def split(cell, after) -> list:
-    """Split a Markdown cell and put an answer cell behind each exercise that has none; `after` is the next cell.
+    """Split a Markdown cell into its exercises, with an empty answer cell after each that has none yet.
 
-    `after` is None behind the last cell.
+    `after` is the cell that follows in the notebook, or None. If it is a code cell, it is the last exercise's.
     """
     text = WHERE_SOLUTIONS_ARE.sub("", cell.source)
     pieces = []
@@ -73,7 +73,10 @@ def split(cell, after) -> list:
 
 
 def linked(text: str, folder: Path) -> str:
-    """Markdown that stands in this folder of the handout, without links to files that are not in the handout."""
+    """Return a Markdown text without links to files that the handout lacks: of such a link, the words stay.
+
+    `folder` is the folder of the handout in which the text stands.
+    """
 
     def with_or_without(link: re.Match) -> str:
         place = link[2]

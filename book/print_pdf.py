@@ -19,7 +19,7 @@ BROWSERS = (
 
 
 def find_browser() -> str | None:
-    """The command of a Chromium browser, or None."""
+    """The path of a Chromium browser, BROWSER's or else the first of `BROWSERS` that is installed; None if none is."""
     asked = os.environ.get("BROWSER")
     names = [asked] if asked else BROWSERS
     for name in names:
@@ -33,7 +33,7 @@ def browse(browser: str, page: Path, *arguments: str) -> str:
     """Open a local page without a window, wait until its scripts have run, and return what the browser prints."""
     options = ["--headless", "--disable-gpu", "--virtual-time-budget=20000", *arguments]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
-        options.append("--no-sandbox")  # Chromium refuses to run as root with it
+        options.append("--no-sandbox")  # as root, Chromium refuses to run with its sandbox
     done = subprocess.run(
         [browser, *options, page.resolve().as_uri()], capture_output=True, text=True, timeout=300
     )

@@ -25,15 +25,17 @@ class StudyTimes(NamedTuple):
 
 
 def parts(path: Path) -> dict[str, list[tuple[str, str]]]:
-    """What there is to read in a notebook's core, for the careful reader, and in the rest: lists of (kind, text).
+    """What there is to read in the parts of a notebook: "core", "careful" (for the careful reader) and "rest".
 
-    The head of the notebook, which the script of the course writes, is left out.
+    Each part is a list of pieces (kind of the cell, text). The head of the notebook, which the script of the course
+    writes, is left out.
     """
-    found, part = {"core": [], "careful": [], "rest": []}, "core"
+    found = {"core": [], "careful": [], "rest": []}
+    part = "core"  # until a heading begins another one
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     for number, cell in enumerate(cells):
         text = "".join(cell["source"])
-        if number == 0:
+        if number == 0:  # the head ends with the paragraph on Colab and Kaggle
             text = re.sub(r"\A.*?\n\n\*Colab and Kaggle:.*?\n\n", "", text, flags=re.S)
         for piece in re.split(r"^(?=## )", text, flags=re.M):
             if cell["cell_type"] == "markdown":
@@ -46,13 +48,17 @@ def parts(path: Path) -> dict[str, list[tuple[str, str]]]:
 
 
 def words(text: str) -> int:
-    """Words of prose, without addresses and marks."""
+    """How many words of prose a text has, without links' addresses, HTML tags and the words for pictures."""
     prose = re.sub(r"\]\([^)]*\)|<[^>]*>|!\[[^]]*", " ", text)
+    # A sign that stands alone, such as a dash or a table's bar, is no word.
     return sum(any(map(str.isalnum, word)) for word in prose.split())
 
 
 def minutes(pieces: list[tuple[str, str]]) -> float:
-    """Time for the words of prose, and for the lines of code that are not empty."""
+    """Minutes for the words of prose, and for the lines of code that are not empty, in these pieces of a notebook.
+
+    Prose is read more slowly if it has a formula or if the piece before or after it is code.
+    """
     total = 0.0
     for place, (kind, text) in enumerate(pieces):
         if kind == "code":
