@@ -146,7 +146,7 @@ def compare(old, new) -> list[str]:
 def _where_repeated(number: str, prose: dict[str, str]) -> str:
     """The Markdown cells that have this number too, in brackets.
 
-    Empty if there are none, and for numbers of one or two characters, which stand in many places by chance.
+    Empty if there are none, or if the number has only one or two characters: those are not looked for.
     """
     plain = number.lstrip("-−+")
     if len(plain) <= 2:

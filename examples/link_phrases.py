@@ -14,7 +14,7 @@ from marlhf_lite.utils.errors import InputError
 COMMAND = "link-parser"
 # Spelling guesses would change words; panic mode would only retry sentences that link-parser has given up.
 OPTIONS = ("-constituents=3", "-graphics=0", "-verbosity=0", "-spell=0", "-panic=0")
-# a harmless command after each sentence; its answer ends the reply to the sentence
+# A harmless command that follows each sentence. Its answer, `MARKED`, shows where the reply to the sentence ends.
 MARKER = "!walls=0\n"
 MARKED = re.compile(r"^walls set to 0$", re.MULTILINE)
 LONGEST = 2000  # characters; longer sentences are not parsed
@@ -64,7 +64,7 @@ class LinkGrammarParser:
         for text in texts:
             for start, end in spans[text]:
                 trees[text[start:end]] = None
-        # 2. Ask for those that are not too long and not blank.
+        # 2. Ask link-parser for the trees of those that are not too long and not blank.
         lines = {}
         for sentence in trees:
             line = sentence.translate(_ALIKE)
@@ -77,7 +77,7 @@ class LinkGrammarParser:
             if tree is None:
                 continue
             places = align([str(leaf) for leaf in tree.leaves()], line)
-            if places:
+            if places:  # else link-parser has changed the words
                 words = [sentence[start:end] for start, end in places]
                 trees[sentence] = place_leaves(tree, places, words)
         # 3. The sentences of each text, with their trees.

@@ -9,7 +9,7 @@ class Word:
     def reset(self, prompts):
         states = []
         for prompt in prompts:
-            secret = prompt.split('"')[-2]
+            secret = prompt.split('"')[-2]  # between the last two quotation marks
             states.append({"secret": set(secret.lower()), "named": set()})
         return states
 

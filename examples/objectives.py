@@ -17,16 +17,16 @@ def past_mean(values, rewards, batch, past=5, gamma=1.0):
     values, rewards: [B, S] of the steps of `batch`: tokens or macro actions.
     """
     steps = batch.steps
-    turn = steps.pool(
-        steps.turns.ids.float(), "start"
-    )  # [B, S]: an environment may speak between two turns
+    # [B, S] the number of each step's turn: an environment may speak between two turns.
+    turn = steps.pool(steps.turns.ids.float(), "start")
     place = torch.arange(values.shape[1], device=turn.device)
     total = torch.zeros_like(values)
     count = torch.zeros_like(values)
-    known = values  # what the value of `back` steps ago says of the rewards that are left
+    # At each step, what the value of `back` steps ago says of the rewards that are left.
+    known = values
     for back in range(past):
         is_same_turn = turn.roll(back, 1) == turn
-        is_there = place >= back  # `roll` brings the last steps to the front
+        is_there = place >= back  # at the first steps `roll` puts the last ones
         counts = steps.mask & is_same_turn & is_there
         total = total + known.where(counts, 0.0)
         count = count + counts

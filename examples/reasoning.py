@@ -20,7 +20,10 @@ KINDS = {
 
 
 def right(prompts, responses, kind, task, **row):
-    """Return reasoning-gym's score of each response's last line, 0 to 1; `kind` and `task` are columns of the file."""
+    """Return reasoning-gym's score of each response's last line, from 0 to 1.
+
+    `kind` and `task` are columns of the data file. An answer that is not harmless counts as empty.
+    """
     scores = []
     for response, name, known in zip(responses, kind, task, strict=True):
         lines = response.strip().splitlines()
@@ -37,12 +40,16 @@ checker = cache(reasoning_gym.get_score_answer_fn)
 
 
 def harmless(kind, answer):
-    """Countdown's checker calls Python's eval on the text: let only numbers, brackets and four signs through."""
+    """Whether an answer may go to the checker of its kind.
+
+    Countdown's checker calls Python's eval on the text, so only short texts of numbers, brackets and the four signs of
+    arithmetic may; `**` is not among them.
+    """
     return kind != "countdown" or bool(re.fullmatch(r"(?!.*\*\*)[\d\s.()+*/-]{1,99}", answer))
 
 
 def rows(count, seed=0):
-    """Return `count` tasks, equally many of each kind: the prompt, an answer for SFT, and what `right` needs."""
+    """Yield `count` tasks, equally many of each kind, with a prompt, an answer for SFT, and what `right` needs."""
     for kind, options in KINDS.items():
         size = count // len(KINDS)
         for task in reasoning_gym.create_dataset(kind, size=size, seed=seed, **options):

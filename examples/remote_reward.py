@@ -22,7 +22,10 @@ def grade(prompts, responses):
 
 
 async def ask_all(pairs, at_once=16):
-    """Return the grades of all (prompt, response), in order; at most `at_once` questions wait for an answer."""
+    """Return the grades of all (prompt, response) in their order.
+
+    All are asked at once, but no more than `at_once` questions wait for the server's answer at any time.
+    """
     gate = asyncio.Semaphore(at_once)
     url = os.environ["GRADER_URL"]
     key = os.environ.get("GRADER_KEY", "none")

@@ -35,7 +35,7 @@ def read_sentence(sentence):
         for place, word in enumerate(token.words):
             start = getattr(word, "start_char", None)
             end = getattr(word, "end_char", None)
-            if start is None or end is None:
+            if start is None or end is None:  # the others get an empty span at the token's end
                 start = token.start_char if place == 0 else token.end_char
                 end = token.end_char
             spans.append((start, end))
@@ -44,9 +44,9 @@ def read_sentence(sentence):
     tree = None
     if sentence.constituency:
         tree = read_tree(sentence.constituency)
-    if not tree or len(tree.leaves()) != len(spans):
+    if not tree or len(tree.leaves()) != len(spans):  # then no leaf can be given its place
         return ParsedSentence(first, last, None)
-    places = [(start - first, end - first) for start, end in spans]
+    places = [(start - first, end - first) for start, end in spans]  # within the sentence
     return ParsedSentence(first, last, place_leaves(tree, places, tree.leaves()))
 
 
