@@ -34,10 +34,14 @@ LENGTHS = LengthConfig(max_response_length=6)
 
 
 def train(stage, rows, job, folder):
-    """The log of an epoch, a row per step, and the weights after it."""
-    base, tokenizer = load_base(ModelConfig(model=job["model"])), load_tokenizer(job["model"])
+    """Train one epoch of a stage; return its log, a row per step, and the trained weights by name.
+
+    `stage` is "sft", "dpo", or "rm-" and a value of `--rm_loss`.
+    """
+    base = load_base(ModelConfig(model=job["model"]))
+    tokenizer = load_tokenizer(job["model"])
     torch.manual_seed(0)
-    # Passes of two rows: with one process each step has two of them.
+    # Passes of two rows: one process makes two of them for each step of four rows.
     how = TrainerConfig(per_device_train_batch_size=2, warmup_ratio=0.0)
     if stage == "sft":
         model = new_policy(base, ModelConfig(lora_r=2))
@@ -45,7 +49,8 @@ def train(stage, rows, job, folder):
         log = train_sft(model, tokenizer, rows, config, LENGTHS, folder, trainer_config=how)
     elif stage.startswith("rm"):
         model = new_reward_model(base, Path(job["sft"]), 0)
-        config = RewardModelConfig(rm_epochs=1, rm_batch_size=BATCH, rm_loss=stage[3:])
+        rm_loss = stage.removeprefix("rm-")
+        config = RewardModelConfig(rm_epochs=1, rm_batch_size=BATCH, rm_loss=rm_loss)
         log = train_reward_model(
             model, tokenizer, rows, config, LENGTHS, folder, trainer_config=how
         )

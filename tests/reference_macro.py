@@ -16,16 +16,23 @@ SIGMAS = ("equal", "unit", "start", "position", "position_reversed")
 
 
 def starts(lengths: list[list[int]], mask: torch.Tensor) -> torch.Tensor:
-    """[B,T] bool: the first tokens of macro actions of these lengths, which count the tokens of `mask` [B,T]."""
+    """[B,T] bool, True at the first token of each macro action.
+
+    `lengths` are those of each row's macro actions, in tokens of `mask` [B,T]; tokens that it leaves out count nowhere.
+    """
     flags = torch.zeros_like(mask)
-    for row, one in enumerate(lengths):
-        assert sum(one) == mask[row].sum()
-        flags[row, mask[row].nonzero().flatten()[[0, *itertools.accumulate(one)][:-1]]] = True
+    for row, lengths_of_row in enumerate(lengths):
+        assert sum(lengths_of_row) == mask[row].sum()
+        places = mask[row].nonzero().flatten()  # of the tokens that count
+        firsts = [0, *itertools.accumulate(lengths_of_row)][
+            :-1
+        ]  # the last sum is the end of the row
+        flags[row, places[firsts]] = True
     return flags
 
 
 def random_lengths(rng: random.Random, tokens: int) -> list[int]:
-    """A random partition of so many tokens."""
+    """Random lengths of 1 to 6 that add up to `tokens`."""
     out = []
     while tokens:
         out.append(rng.randint(1, min(tokens, 6)))
@@ -34,7 +41,7 @@ def random_lengths(rng: random.Random, tokens: int) -> list[int]:
 
 
 def fixed_lengths(tokens: int, n: float) -> list[int]:
-    """n tokens each, the last may be shorter."""
+    """Lengths of n that add up to `tokens`; the last may be shorter."""
     out = []
     while tokens:
         out.append(int(min(n, tokens)))
@@ -43,7 +50,10 @@ def fixed_lengths(tokens: int, n: float) -> list[int]:
 
 
 def random_turns(rng: random.Random, tokens: int) -> list[bool]:
-    """A row of a mask with so many tokens, in turns; what lies between, and now and then before or behind, is False."""
+    """A row of a mask with `tokens` tokens in turns of up to nine.
+
+    After each turn, and now and then before the first, there are places that are False, as an environment's texts are.
+    """
     row = [False] * rng.choice([0, 0, 2])
     while tokens:
         turn = rng.randint(1, min(tokens, 9))
@@ -53,14 +63,14 @@ def random_turns(rng: random.Random, tokens: int) -> list[bool]:
 
 
 def turn_lengths(row: list[bool]) -> list[int]:
-    """Tokens of each turn of a row of a mask."""
+    """How many tokens each turn of a row of a mask has: turns are runs of True."""
     return [len(list(run)) for acted, run in itertools.groupby(row) if acted]
 
 
 class Batch:
-    """Ragged random data: a full-width row, a length-1 row, a length-0 row, random ones, an all-padding tail.
+    """Ragged random data: a row of T tokens, rows of 1 and of 0 tokens, random ones, and `tail` columns of padding.
 
-    With an odd seed the responses are in turns, with holes between. Padding and holes hold NaN in every tensor.
+    If the seed is odd, the responses are in turns, with holes between them. Padding and holes hold NaN in every tensor.
     """
 
     def __init__(self, seed: int, T: int = 23, rows: int = 7, tail: int = 3, noise: float = 0.3):
@@ -84,6 +94,7 @@ class Batch:
         self.generator = g
 
     def _pad(self, x):
+        """x [B,T] with NaN on padding and holes."""
         return x.masked_fill(~self.mask, float("nan"))
 
     def steps(self, parts=None):
@@ -126,7 +137,7 @@ def padded(lists, width):
 
 
 def split(xs, lengths):
-    """One list for each macro action."""
+    """One list for each macro action, from a list with one item for each token."""
     out, at = [], 0
     for n in lengths:
         out.append(xs[at : at + n])
@@ -136,6 +147,7 @@ def split(xs, lengths):
 
 
 def sigma_weights(n, sigma):
+    """The weights σ of the n tokens of a macro action; they add up to 1."""
     if sigma == "equal":
         return [1 / n] * n
     if sigma == "unit":
@@ -147,10 +159,12 @@ def sigma_weights(n, sigma):
 
 
 def pool(xs, lengths, sigma="equal"):
+    """Σ σ_i x_i of each macro action."""
     return [sum(w * x for w, x in zip(sigma_weights(len(p), sigma), p)) for p in split(xs, lengths)]
 
 
 def rewards(xs, score, lengths, pooling="sum", rho=1.0, sigma="equal"):
+    """Macro rewards of one response from rewards `xs` of its tokens; the score is added to the last."""
     if pooling == "sum":
         out = [sum(rho**i * x for i, x in enumerate(p)) for p in split(xs, lengths)]
     else:
@@ -161,14 +175,17 @@ def rewards(xs, score, lengths, pooling="sum", rho=1.0, sigma="equal"):
 
 
 def turn_rewards(xs, scores, lengths, turns, **options):
-    """`rewards` with a score for each turn, which are of so many tokens: each turn is a response of its own."""
+    """`rewards` of a response in turns, each with its own score, as if each turn were a response.
+
+    `turns` are the numbers of tokens of the turns; a macro action ends with its turn at the latest.
+    """
     out, at = [], 0
     for score, part in zip(scores, split(xs, turns)):
-        inside = []
-        while sum(inside) < len(part):
-            inside.append(lengths[at])
+        lengths_of_turn = []
+        while sum(lengths_of_turn) < len(part):
+            lengths_of_turn.append(lengths[at])
             at += 1
-        out += rewards(part, score, inside, **options)
+        out += rewards(part, score, lengths_of_turn, **options)
     return out
 
 
@@ -191,7 +208,11 @@ def clamp(x, low, high):
 
 
 def policy_terms(new, old, advantages, lengths, clip=0.2, ratio="token"):
-    """The terms of one response."""
+    """The terms of the policy's loss of one response.
+
+    There is one for each token with the ratio of tokens, and one for each macro action with the ratio of macro actions,
+    which is the product over its tokens, or their geometric mean ("macro_mean").
+    """
     terms = []
     for p, q, gain in zip(split(new, lengths), split(old, lengths), advantages):
         log_ratios = [a - b for a, b in zip(p, q)]
@@ -204,8 +225,8 @@ def policy_terms(new, old, advantages, lengths, clip=0.2, ratio="token"):
 
 
 def value_terms(new, old, returns, lengths, clip=0.2, target="token", sigma="equal"):
-    """The terms of one response."""
-    if target == "token":
+    """The terms of the critic's loss of one response: one for each token, or one for each macro action."""
+    if target == "token":  # each token moves to the return of its macro action
         goals = [g for g, n in zip(returns, lengths) for _ in range(n)]
     else:
         new, old, goals = pool(new, lengths, sigma), pool(old, lengths, sigma), returns
@@ -220,6 +241,7 @@ def value_terms(new, old, returns, lengths, clip=0.2, target="token", sigma="equ
 
 
 def mean(terms_by_response, of="token"):
+    """The mean over all terms, or, of "response", the mean over responses of the means of their terms."""
     if of == "response":
         means = [sum(row) / len(row) for row in terms_by_response if row]
         return sum(means) / len(means)

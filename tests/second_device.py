@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from unittest import mock
 
-# where there is no GPU, accelerate and transformers ask for it
+# The device that accelerate and transformers take if there is no GPU.
 os.environ["ACCELERATE_TORCH_DEVICE"] = "second:0"
 
 import safetensors.torch
@@ -41,7 +41,7 @@ _setup_privateuseone_for_python_backend("second", Module())
 
 SECOND = torch.device("second", 0)
 aten = torch.ops.aten
-# these alone take numbers from one device to another
+# Only these operations may take numbers from one device to another.
 COPIES = (aten._to_copy.default, aten.copy_.default)
 # As on CUDA, the second argument of these, the indices, may be on the CPU.
 INDEXING = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index)
@@ -77,12 +77,12 @@ class OnSecond(torch.Tensor):
             copied = memo[id(self)] = OnSecond(self.numbers.clone()).requires_grad_(
                 self.requires_grad
             )
-            # how torch knows parameters of another class
+            # By this torch knows that a tensor of another class is a parameter.
             copied._is_param = getattr(self, "_is_param", False)
         return memo[id(self)]
 
-    # `torch.save` writes the numbers; read again, they are on the CPU
     def __reduce_ex__(self, protocol):
+        """`torch.save` writes the CPU tensor, so what is read again is on the CPU."""
         return self.numbers.__reduce_ex__(protocol)
 
     def tolist(self):
@@ -96,27 +96,30 @@ class OnSecond(torch.Tensor):
 
 
 def compute(operation, *args, **kwargs):
-    """Run an operation on the numbers; the result is where CUDA would leave it."""
+    """Run an operation on the CPU tensors behind its arguments; the result is where CUDA would leave it."""
+    # 1. The arguments, with the CPU tensor in place of each tensor of the second device.
     leaves, tree = tree_flatten((args, kwargs))
     if operation not in COPIES:
         refuse_strangers(operation, args, kwargs)
     args, kwargs = tree_unflatten(
         [x.numbers if isinstance(x, OnSecond) else x for x in leaves], tree
     )
-    there = torch.device(kwargs.get("device") or SECOND) == SECOND
+    # 2. Where the result belongs: to the device that is asked for, or, of a copy, to that of the target.
+    belongs_to_second = torch.device(kwargs.get("device") or SECOND) == SECOND
     if operation is aten.copy_.default:
-        there = isinstance(leaves[0], OnSecond)
+        belongs_to_second = isinstance(leaves[0], OnSecond)
     if kwargs.get("device"):
-        kwargs["device"] = "cpu"
+        kwargs["device"] = "cpu"  # where it is computed
+    # 3. The result.
     result = operation(*args, **kwargs)
     counts["operations"] += 1
-    if not there:
+    if not belongs_to_second:
         return result
     if any(
         x.dtype == torch.float64 for x in tree_flatten(result)[0] if isinstance(x, torch.Tensor)
     ):
         raise TypeError(f"{operation}: second:0 has no float64")
-    # in place: the tensor that was changed
+    # An operation in place returns the tensor that it has changed, and not another one around the same numbers.
     known = {id(x.numbers): x for x in leaves if isinstance(x, OnSecond)}
     return tree_map_only(
         torch.Tensor, lambda x: known[id(x)] if id(x) in known else OnSecond(x), result
@@ -124,9 +127,9 @@ def compute(operation, *args, **kwargs):
 
 
 def refuse_strangers(operation, args, kwargs):
-    """Raise where a tensor is on the CPU; one number, without a dimension, may be there."""
+    """Raise an error if an argument is a tensor of the CPU; a single number, without a dimension, may be there."""
     if operation.overloadpacket in INDEXING and isinstance(args[0], OnSecond):
-        args = (args[0], *args[2:])
+        args = (args[0], *args[2:])  # without the indices
     for x in tree_flatten((args, kwargs))[0]:
         if isinstance(x, torch.Tensor) and not isinstance(x, OnSecond) and x.dim():
             raise RuntimeError(
@@ -143,7 +146,7 @@ for made in (aten.empty.memory_format, aten.empty_strided.default, aten.copy_.de
 
 
 def load_file(filename, device="cpu", load=safetensors.torch.load_file, **kwargs):
-    """safetensors' own knows the devices of its list alone."""
+    """safetensors' own function, which knows only the devices of its list: read on the CPU, then move."""
     return {name: x.to(device) for name, x in load(filename, **kwargs).items()}
 
 
@@ -151,12 +154,13 @@ safetensors.torch.load_file = load_file  # before others import it
 
 
 def run(words):
-    """Run one command; whether it did what it should, on the device."""
+    """Run one command, and return whether it did what it should, on the device."""
     from marlhf_lite.cli import main
     from marlhf_lite.training import rollout
 
     if words[0] != "planted":
         return main(words) == 0 and counts["operations"] > 0
+    # A planted fault: the mask of the responses is left on the CPU.
     mask_of = rollout.response_mask
     with mock.patch.object(
         rollout, "response_mask", lambda *given: tuple(x.cpu() for x in mask_of(*given))

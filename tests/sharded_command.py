@@ -33,12 +33,13 @@ plain_start, plain_end = Accelerator.__init__, Recorder.on_step_end
 
 
 def sharded_start(self, *args, **kwargs):
-    """TRL's trainers make accelerators of their own."""
+    """Make an accelerator that shares out weights: for every one, because TRL's trainers make their own."""
     plain_start(self, *args, **kwargs)
     sharding(self)
 
 
 def end_of_step(self, args, state, control, **kwargs):
+    """After step STOP_AT, let the last process get SIGTERM, as Slurm sends it before a job's time is over."""
     if (
         state.global_step == int(os.environ.get("STOP_AT", 0))
         and args.process_index == args.world_size - 1
@@ -48,17 +49,24 @@ def end_of_step(self, args, state, control, **kwargs):
 
 
 def end_of_pass(self, args, state, control, model, **kwargs):
-    """After each pass of a step but the last: a process has its share of the gradients, and not all of them whole."""
+    """After each pass of a step but the last, check that this process has its share of the gradients already.
+
+    Otherwise it would hold all gradients whole until the step ends.
+    """
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
 
 def give_responses(trainer):
-    """Let a trainer of TRL sample, and then take the prompt's own tokens, backwards, another number in each row."""
+    """Let a class of TRL's trainers sample, and then train on other responses, in which no number is random.
+
+    They are the last tokens of the prompts, backwards, from two to five in each row.
+    """
     sample = trainer._generate_single_turn
 
     def given(self, prompt_ids, *args):
         sampled = sample(self, prompt_ids, *args)
         responses = [ids[::-1][: 2 + row % 4] for row, ids in enumerate(prompt_ids)]
+        # GRPO's method returns a pair, of which the second part stays.
         return responses if trainer is RLOOTrainer else (responses, sampled[1])
 
     return mock.patch.object(trainer, "_generate_single_turn", given)
@@ -70,18 +78,18 @@ if __name__ == "__main__":
     Accelerator.__init__, Recorder.on_step_end = sharded_start, end_of_step
     Recorder.on_substep_end = end_of_pass
     Accelerator()
-    status, words = 0, sys.argv[1:]
+    status = 0
+    words = sys.argv[1:]
     while words and not status:
-        command, words = words[: [*words, "+"].index("+")], words[[*words, "+"].index("+") + 1 :]
+        end = [*words, "+"].index("+")  # of the next command
+        command = words[:end]
+        words = words[end + 1 :]
         variables = [word.split("=", 1) for word in takewhile(lambda word: "=" in word, command)]
-        patches = [
-            give_responses(trainer)
-            for trainer in (RLOOTrainer, GRPOTrainer)
-            if "GIVEN=1" in command
-        ]
         with mock.patch.dict(os.environ, variables), ExitStack() as stack:
-            for patch in patches:
-                stack.enter_context(patch)
+            if "GIVEN=1" in command:
+                for trainer in (RLOOTrainer, GRPOTrainer):
+                    stack.enter_context(give_responses(trainer))
+            # A command that is stopped may fail.
             status = main(command[len(variables) :]) and "STOP_AT" not in os.environ
         if words:  # what the first process writes is read by the next command
             PartialState().wait_for_everyone()

@@ -26,6 +26,7 @@ from marlhf_lite.utils.errors import disk_fault, one_line
 from marlhf_lite.utils.run_folder import RunFolder
 
 PROMPTS = ["a", "The cat sat on the mat.", "Why?", "One two three four", "no", "Tell me a story"]
+# The trainer's arguments that `build` takes; all other names are options.
 GIVEN = "prompts reward termination gold held_out callbacks accelerator sampler".split()
 
 
@@ -35,14 +36,14 @@ def early_letters(prompts, responses):
 
 
 def noisy(prompts, responses):
-    """The same with noise from python's and numpy's global generators."""
+    """`early_letters` with noise from the global generators of python and numpy, which a checkpoint has to keep."""
     return [x + random.random() + numpy.random.rand() for x in early_letters(prompts, responses)]
 
 
 def build(models, tokenizer, run=None, length=6, **changes):
-    """A trainer on a few prompts; `changes` are arguments of the trainer, else its options.
+    """A trainer on a few prompts. Each of `changes` is an argument of the trainer if `GIVEN` has it, else an option.
 
-    `test_prompts` are held-out prompts that it is tested on every `eval_every` updates.
+    `test_prompts` are held-out prompts on which the trainer is tested every `eval_every` updates.
     """
     given = {
         "prompts": PROMPTS,
@@ -67,21 +68,26 @@ def batches(trainer):
 
 
 def state(trainer):
-    """Copies of all weights that train, and of what the optimizer holds of them, by number and name."""
+    """Copies of all weights that train, and of what the optimizer holds for each of them.
+
+    The keys are pairs: the number of the weight, and "weights" or the optimizer's name, such as "exp_avg".
+    """
     weights = [p for name in ("policy", "critic") for p in trainer.parameters[name]]
     held = [{"weights": p.detach()} | trainer.optimizer.state.get(p, {}) for p in weights]
     return {(i, name): x.clone() for i, values in enumerate(held) for name, x in values.items()}
 
 
 def same(ours, theirs):
+    """Whether two results of `state` are equal, bit by bit."""
     return ours.keys() == theirs.keys() and all(
         torch.equal(ours[name], theirs[name]) for name in ours
     )
 
 
 def watch(trainer, look):
-    """What `look()` gives before training and after each update: a list that is filled while the trainer trains."""
-    seen, update = [look()], trainer.update
+    """A list of what `look()` returns: now, and after each update that the trainer makes later."""
+    seen = [look()]
+    update = trainer.update
 
     def watched(prompts):
         row = update(prompts)
@@ -93,12 +99,15 @@ def watch(trainer, look):
 
 
 def timeless(rows):
-    """Metrics without what a clock says."""
+    """Rows of metrics without those that a clock measures: seconds, and rates per second."""
     return [{name: x for name, x in row.items() if "second" not in name} for row in rows]
 
 
 def same_checkpoints(one, other):
-    """Whether two checkpoints hold the same state, bit by bit; the sizes of logs depend on times in them."""
+    """Whether two checkpoints hold the same state, bit by bit.
+
+    "logs" is left out: it holds the sizes of log files, which depend on the times that stand in them.
+    """
     states = [torch.load(path, weights_only=True) for path in (one, other)]
     flat = [dict(_leaves({k: v for k, v in state.items() if k != "logs"})) for state in states]
     if flat[0].keys() != flat[1].keys():
@@ -110,7 +119,10 @@ def same_checkpoints(one, other):
 
 
 def _leaves(value, name=""):
-    # torch makes lists of tuples when it loads an optimizer
+    """Pairs of a path and a value for everything that is inside dicts, lists and tuples.
+
+    Lists and tuples have the same paths, because torch makes lists of tuples when it loads an optimizer.
+    """
     if isinstance(value, dict | list | tuple):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _leaves(item, f"{name}/{key}")
@@ -122,9 +134,13 @@ def _leaves(value, name=""):
 
 
 def start(target, *args):
-    """`target(*args)` in a child of a server that has imported everything, and has done nothing else."""
+    """Start `target(*args)` in a new process, and return the process.
+
+    It is forked from a server that has imported everything and has done nothing else, so it starts fast and clean.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["small_runs"])
+    # While the server starts, Python's path has this folder, in which the server finds this file.
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), before]))
     try:
@@ -137,7 +153,7 @@ def start(target, *args):
 
 
 def wait(process, until=lambda: False, seconds=120):
-    """Until the condition holds or the process ends; whether it still runs."""
+    """Wait until the condition holds or the process ends, and return whether the process still runs."""
     end = time.monotonic() + seconds
     while process.is_alive() and not until():
         assert time.monotonic() < end, "the child hangs"
@@ -146,19 +162,27 @@ def wait(process, until=lambda: False, seconds=120):
 
 
 def halted(path):
-    """The file that says that a child stopped where it was told to."""
+    """The path of the file by which a child that trains in `path` says that it has halted where it was told to."""
     return path.with_suffix(".halted")
 
 
 def run_child(path, folders, changes, seed=0, halt=0, limit=None):
-    """Trains in `path`, from its last checkpoint if there is one, and saves policy and critic there.
+    """Train in the folder `path`, from its last checkpoint if there is one, and save policy and critic there.
 
-    `folders` are a model, an SFT and a reward adapter; `seed`: of what a checkpoint has to overrule; `halt`: before
-    which call that puts a file in its place to wait for the kill; `limit`: `(update, bytes)`, the largest file that
-    may be written after that update. What went wrong stands in error.txt.
+    An error is written to error.txt in the folder.
+
+    Args:
+        path: the run's folder.
+        folders: of a model, an SFT adapter and a reward adapter.
+        changes: arguments of `build`.
+        seed: of the random numbers with which a resumed run begins; its checkpoint has to overrule them.
+        halt: if not 0, wait to be killed before the call of this number, of the calls that write or delete files.
+        limit: `(update, bytes)`, or None; from the end of that update on no file may be larger.
     """
+    # What the child prints goes nowhere.
     with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1), os.dup2(nowhere.fileno(), 2)
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
     torch.set_num_threads(1)
     path = Path(path)
     resume = any((path / "checkpoints").glob("update-*"))
@@ -183,6 +207,7 @@ def run_child(path, folders, changes, seed=0, halt=0, limit=None):
 
 
 def _halt_at(count, mark):
+    """Let the call of this number, of `torch.save`, `os.replace` and `os.unlink`, make the file `mark` and wait."""
     calls = itertools.count(1)
 
     def slow(function):
@@ -198,6 +223,7 @@ def _halt_at(count, mark):
 
 
 def _limit_files(trainer, update, size):
+    """After this update, let the system refuse to write files of more than `size` bytes, as on a full disk."""
     import resource
 
     plain = trainer.update

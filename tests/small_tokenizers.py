@@ -34,14 +34,18 @@ class Pieces:
         return "".join(self.pieces[i] for i in ids)
 
 
-def _trained_bpe(splitter, vocab_size: int, bytes_too: bool = True) -> models.BPE:
-    """BPE on LINES; spaces are ▁ unless `splitter` maps bytes itself. Byte pieces are ordinary tokens, not special."""
+def _trained_bpe(splitter, vocab_size: int, byte_pieces: bool = True) -> models.BPE:
+    """A BPE model that is trained on LINES, in texts that `splitter` splits if there is one.
+
+    With `byte_pieces`, spaces are written as ▁, and there is a piece for each byte, which in the model is an ordinary
+    token and not special. Without, `splitter` must map bytes to letters itself, as GPT-2's does.
+    """
     raw = Tokenizer(models.BPE(unk_token="<unk>"))
-    raw.normalizer = normalizers.Replace(" ", "▁") if bytes_too else None
+    raw.normalizer = normalizers.Replace(" ", "▁") if byte_pieces else None
     if splitter is not None:
         raw.pre_tokenizer = splitter
-    alphabet = [] if bytes_too else pre_tokenizers.ByteLevel.alphabet()
-    specials = SPECIALS + (BYTES if bytes_too else [])
+    alphabet = [] if byte_pieces else pre_tokenizers.ByteLevel.alphabet()
+    specials = SPECIALS + (BYTES if byte_pieces else [])
     raw.train_from_iterator(
         LINES,
         trainers.BpeTrainer(
@@ -51,29 +55,36 @@ def _trained_bpe(splitter, vocab_size: int, bytes_too: bool = True) -> models.BP
             initial_alphabet=alphabet,
         ),
     )
+    # Only vocabulary and merges are kept. The byte pieces were special tokens of the trainer alone.
     model = json.loads(raw.to_str())["model"]
     merges = [tuple(merge) for merge in model["merges"]]
     return models.BPE(
-        model["vocab"], merges, byte_fallback=bytes_too, unk_token="<unk>", fuse_unk=True
+        model["vocab"], merges, byte_fallback=byte_pieces, unk_token="<unk>", fuse_unk=True
     )
 
 
 def _byte_level() -> Tokenizer:
     splitter = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    raw = Tokenizer(_trained_bpe(splitter, 420, bytes_too=False))
-    raw.pre_tokenizer, raw.decoder = splitter, decoders.ByteLevel()
+    raw = Tokenizer(_trained_bpe(splitter, 420, byte_pieces=False))
+    raw.pre_tokenizer = splitter
+    raw.decoder = decoders.ByteLevel()
     raw.post_processor = processors.ByteLevel(trim_offsets=False)
     return raw
 
 
 def _with_spaces(vocab_size: int, split: bool = True, space_first: bool = False) -> Tokenizer:
-    """Spaces are ▁; with `space_first` one is put first, and taken off again."""
-    raw = Tokenizer(
-        _trained_bpe(pre_tokenizers.Split("▁", "merged_with_next") if split else None, vocab_size)
-    )
-    prepend, strip = (
-        ([normalizers.Prepend("▁")], [decoders.Strip(" ", 1, 0)]) if space_first else ([], [])
-    )
+    """A tokenizer in whose pieces spaces are ▁.
+
+    With `split`, a piece spans no two words. With `space_first`, encoding puts a space before the text, and decoding
+    takes it off again.
+    """
+    splitter = pre_tokenizers.Split("▁", "merged_with_next") if split else None
+    raw = Tokenizer(_trained_bpe(splitter, vocab_size))
+    prepend = []
+    strip = []
+    if space_first:
+        prepend = [normalizers.Prepend("▁")]
+        strip = [decoders.Strip(" ", 1, 0)]
     raw.normalizer = normalizers.Sequence([*prepend, normalizers.Replace(" ", "▁")])
     raw.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
@@ -82,12 +93,10 @@ def _with_spaces(vocab_size: int, split: bool = True, space_first: bool = False)
 
 
 def _word_piece() -> Tokenizer:
-    """Pieces inside words begin with ##, spaces come from decoding."""
+    """A tokenizer whose pieces begin with ## inside words; no piece has spaces, so decoding puts them in."""
     raw = Tokenizer(models.WordPiece(unk_token="<unk>"))
-    raw.pre_tokenizer, raw.decoder = (
-        pre_tokenizers.BertPreTokenizer(),
-        decoders.WordPiece(prefix="##", cleanup=True),
-    )
+    raw.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    raw.decoder = decoders.WordPiece(prefix="##", cleanup=True)
     raw.train_from_iterator(
         LINES,
         trainers.WordPieceTrainer(vocab_size=160, special_tokens=SPECIALS, show_progress=False),

@@ -15,14 +15,21 @@ from marlhf_lite.training.rollout import sample
 
 
 class SmallVLLM(ThreadingHTTPServer):
-    """Serves `base`. `requests` are (route, name, body) in their order; `adapters` those that are loaded now.
+    """Serves `base`. `requests` are (route, name, body) in their order; `adapters` are those that are loaded now.
 
-    Faults: `script` holds statuses for the next requests (0 breaks the connection, None is no fault), `loses` is the
-    number of loads whose answer is lost, `sees` the folder in which a server on another machine finds adapters, `stale`
-    answers with the first adapter that ever came, `forgets` loads none, and no weights, `tied` keeps the old head,
-    `headless` refuses weights with a head of their own, `spoil` changes an answer (bytes are sent as they are),
-    `listed` makes the list of models, `ends_after` breaks connections after so many answers, `hangs_after` takes
-    requests and answers none any more, `well` is what it says of itself from then on.
+    A test makes faults by setting attributes:
+        script: statuses of the answers to the next requests; 0 breaks the connection, None is no fault.
+        loses: how many loads of adapters succeed without that the client gets the answer.
+        sees: the only folder in which the server finds files, as one on another machine does.
+        stale: whether it always answers with the first adapter that ever came.
+        forgets: whether it says that it has loaded adapters and weights, and has not.
+        tied: whether it keeps the old head if it loads weights.
+        headless: whether it refuses weights with a separate head.
+        spoil: a function that changes an answer; if it returns bytes, these are sent as they are.
+        listed: a function that makes the list of models.
+        ends_after: after this many completions it breaks the connection of all others; None: never.
+        hangs_after: after this many completions it takes requests and does not answer them; None: never.
+        well: whether it still says that it is well when it hangs.
     """
 
     daemon_threads = True
@@ -31,30 +38,37 @@ class SmallVLLM(ThreadingHTTPServer):
         self, base, tokenizer, port=0, max_rank=16, max_length=256, lora=True, sees="/", dev=True
     ):
         super().__init__(("127.0.0.1", port), Handler)
-        self.base, self.tokenizer, self.max_rank, self.max_length = (
-            base,
-            tokenizer,
-            max_rank,
-            max_length,
-        )
+        self.base = base
+        self.tokenizer = tokenizer
+        self.max_rank = max_rank
+        self.max_length = max_length
         self.routes = {"completions": self.complete}
         if lora:  # a server that was started without LoRA has no such routes
             self.routes |= {"load_lora_adapter": self.load, "unload_lora_adapter": self.unload}
-        if dev:
+        if dev:  # as with VLLM_SERVER_DEV_MODE=1
             self.routes |= {"collective_rpc": self.reload}
             self.routes |= {"reset_prefix_cache": lambda body: (200, {})}
-        self.weights, self.tied, self.headless = None, False, False
-        self.sees, self.adapters, self.first, self.requests, self.script = (
-            Path(sees),
-            {},
-            None,
-            [],
-            [],
-        )
-        self.stale, self.forgets, self.loses = False, False, 0
-        self.spoil, self.ends_after, self.lock = lambda answer: answer, None, threading.Lock()
+        # 1. What was loaded and asked.
+        self.weights = None  # of `base`, if all weights were loaded anew
+        self.adapters = {}
+        self.first = None  # adapter
+        self.requests = []
+        self.lock = threading.Lock()  # one request at a time
+        # 2. Faults.
+        self.script = []
+        self.loses = 0
+        self.sees = Path(sees)
+        self.stale = False
+        self.forgets = False
+        self.tied = False
+        self.headless = False
+        self.spoil = lambda answer: answer
         self.listed = lambda served: {"object": "list", "data": served}
-        self.hangs_after, self.hangs, self.well, self.freed = None, False, True, threading.Event()
+        self.ends_after = None
+        self.hangs_after = None
+        self.hangs = False  # now
+        self.well = True
+        self.freed = threading.Event()  # ends the waiting of requests that hang
         self.url = f"http://127.0.0.1:{self.server_port}"
         threading.Thread(
             target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
@@ -66,10 +80,13 @@ class SmallVLLM(ThreadingHTTPServer):
         self.server_close()
 
     def names(self, route):
+        """The names of adapters, models or folders in the requests to a route."""
         return [name for r, name, _ in self.requests if r == route]
 
     def load(self, body):
-        folder, name = Path(body["lora_path"]), body["lora_name"]
+        """Load an adapter; return the status and vLLM's message."""
+        folder = Path(body["lora_path"])
+        name = body["lora_name"]
         if name in self.adapters:
             return 400, f"The lora adapter '{name}' has already been loaded."
         if not folder.is_relative_to(self.sees) or not (folder / "adapter_config.json").is_file():
@@ -78,13 +95,14 @@ class SmallVLLM(ThreadingHTTPServer):
         if rank > self.max_rank:
             return 500, f"LoRA rank {rank} is greater than max_lora_rank {self.max_rank}."
         if not self.forgets:
-            # an adapter's first weights are drawn, and the client is here too
+            # An adapter's first weights are drawn. The client is in this process, too, and its random state must stay.
             with torch.random.fork_rng(devices=[]):
                 self.adapters[name] = PolicyModel(load_policy(self.base, folder, trainable=False))
             self.first = self.first or self.adapters[name]
         return 200, "Success"
 
     def reload(self, body):
+        """Load all weights of the model from a folder; return the status and vLLM's message."""
         folder = Path(body["kwargs"]["weights_path"])
         if not folder.is_relative_to(self.sees) or not (folder / "model.safetensors").is_file():
             return 500, f"Cannot find any model weights with `{folder}`"
@@ -92,23 +110,24 @@ class SmallVLLM(ThreadingHTTPServer):
             model = AutoModelForCausalLM.from_pretrained(folder)
         if self.headless and not model.config.tie_word_embeddings:
             return 500, "There is no module or parameter named 'lm_head' in Gemma2ForCausalLM."
+        # The client writes the head separately, unless the server has refused that.
         assert self.headless or not model.config.tie_word_embeddings
         if self.tied:
             model.lm_head.weight.data.copy_(self.base.get_output_embeddings().weight)
-        if not self.forgets or self.weights is None:
+        if not self.forgets or self.weights is None:  # a server that forgets goes on with `base`
             self.weights = PolicyModel((self.base if self.forgets else model).eval())
         return 200, {"results": [None]}
 
     def unload(self, body):
-        return (
-            (200, "Success")
-            if self.adapters.pop(body["lora_name"], None)
-            else (404, "cannot be found")
-        )
+        if self.adapters.pop(body["lora_name"], None) is None:
+            return 404, "cannot be found"
+        return 200, "Success"
 
     @torch.no_grad()
     def complete(self, body):
-        ids, limit = torch.tensor([body["prompt"]]), body["max_tokens"]
+        """Sample a response to a prompt of token ids; return the status and the answer in vLLM's form."""
+        ids = torch.tensor([body["prompt"]])
+        limit = body["max_tokens"]
         policies = dict(self.adapters)
         if self.weights:
             policies["base"] = self.weights
@@ -119,7 +138,7 @@ class SmallVLLM(ThreadingHTTPServer):
         policy = self.first if self.stale else policies[body["model"]]
         policy.model.generation_config.eos_token_id = body["stop_token_ids"]
         shape = (limit, body["temperature"], body["top_k"], body["top_p"], body["min_tokens"])
-        # no global random state
+        # Samples depend on the request's seed alone: the global random state is the client's, too.
         how = SeededSampling(*shape, uniforms=uniform_numbers([str(body["seed"])], limit))
         tokens, mask, ended = sample(policy.model, self.tokenizer, ids, torch.ones_like(ids), how)
         logprobs = policy(tokens, torch.ones_like(tokens), mask.shape[1])[0]
@@ -141,26 +160,28 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200, self.server.listed(served))
 
     def do_POST(self):
-        body, server = (
-            json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or "{}"),
-            self.server,
-        )
+        server = self.server
+        content = self.rfile.read(int(self.headers["Content-Length"] or 0))
+        body = json.loads(content or "{}")
         route = self.path.removeprefix("/v1").strip("/")
         name = body.get("lora_name") or body.get("model", "")
         name = name or body.get("kwargs", {}).get("weights_path", "")
+        # Status 0 breaks the connection; None lets the request hang first.
         with server.lock:
             server.requests.append((route, name, body))
-            done = len(server.names("completions"))
-            if server.ends_after is not None and done > server.ends_after:
+            completions = len(server.names("completions"))
+            if server.ends_after is not None and completions > server.ends_after:
                 status, answer = 0, None
-            elif server.hangs_after is not None and done > server.hangs_after:
-                server.hangs, status, answer = True, None, None
+            elif server.hangs_after is not None and completions > server.hangs_after:
+                server.hangs = True
+                status, answer = None, None
             elif server.script and (status := server.script.pop(0)) is not None:
                 answer = "a fault"
             elif route in server.routes:
                 status, answer = server.routes[route](body)
                 if route == "load_lora_adapter" and server.loses:
-                    server.loses, status = server.loses - 1, 0
+                    server.loses -= 1
+                    status = 0
             else:
                 status, answer = 404, "Not Found"
         if status is None:
@@ -168,9 +189,9 @@ class Handler(BaseHTTPRequestHandler):
         if not status:
             self.close_connection = True
             return
-        self.answer(
-            status, answer if isinstance(answer, dict | bytes) else {"error": {"message": answer}}
-        )
+        if not isinstance(answer, dict | bytes):  # a message
+            answer = {"error": {"message": answer}}
+        self.answer(status, answer)
 
     def answer(self, status, content):
         data = content if isinstance(content, bytes) else json.dumps(content).encode()

@@ -26,7 +26,7 @@ CARDS, ROWS, PROMPT, RESPONSE = 16, 2, 8, 8
 
 
 def peak(work):
-    """The most bytes that `work()` had allocated at a time and not freed, and what it returns."""
+    """The most bytes that were allocated by `work()` and not yet freed at any time, and what it returns."""
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profile:
@@ -35,6 +35,7 @@ def peak(work):
         event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"
     ]
     now = most = 0
+    # An event is an allocation, or a release, which has negative bytes.
     for event in sorted(events, key=lambda event: event.start_ns()):
         now += event.nbytes()
         most = max(most, now)
@@ -42,7 +43,10 @@ def peak(work):
 
 
 def peaks_of(folder):
-    """The second update's peaks: the moments are there; two micro-batches, the second on the first one's gradients."""
+    """Peak bytes of the passes and of Adam's step in a second update, when Adam's moments are there.
+
+    The update has two micro-batches, so that the passes of the second one add to gradients that are there.
+    """
     base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     policy, reference = (PolicyModel(copy.deepcopy(base)) for _ in range(2))
     critic = ScalarHeadModel(with_head(base, 0)).requires_grad_(True)
@@ -58,7 +62,7 @@ def peaks_of(folder):
     )
     rollout = longest_rollout(2 * ROWS, PROMPT, RESPONSE, token=5, device="cpu")
     batch = trainer.objective.batch(rollout, FixedNGram(1)(rollout.mask))
-    for _ in range(2):
+    for _ in range(2):  # the second update's peaks stay
         passes, _ = peak(lambda: trainer.forward_backward(batch, trainer.objective.counts(batch)))
         step, _ = peak(trainer.optimizer.step)
         trainer.optimizer.zero_grad(set_to_none=True)
