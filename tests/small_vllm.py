@@ -51,7 +51,7 @@ class SmallVLLM(ThreadingHTTPServer):
         # 1. What was loaded and asked.
         self.weights = None  # of `base`, if all weights were loaded anew
         self.adapters = {}
-        self.first = None  # adapter
+        self.first = None  # of all adapters that came
         self.requests = []
         self.lock = threading.Lock()  # one request at a time
         # 2. Faults.
@@ -66,7 +66,7 @@ class SmallVLLM(ThreadingHTTPServer):
         self.listed = lambda served: {"object": "list", "data": served}
         self.ends_after = None
         self.hangs_after = None
-        self.hangs = False  # now
+        self.hangs = False  # whether it does so now
         self.well = True
         self.freed = threading.Event()  # ends the waiting of requests that hang
         self.url = f"http://127.0.0.1:{self.server_port}"
