@@ -297,6 +297,11 @@ def preset_lines(options: commands.StageCommand, presets: Sequence[str]) -> list
     return lines
 
 
+def _is_first_process() -> bool:
+    """Return whether this is the only process, or the first of those that `accelerate launch` has started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def _compare(options: commands.CompareCommand) -> None:
     from marlhf_lite.evaluation.compare import compare, comparison_note, comparison_table
     from marlhf_lite.evaluation.statistics import few_prompts
@@ -313,8 +318,7 @@ def _compare(options: commands.CompareCommand) -> None:
 def _judge(options: commands.JudgeCommand) -> None:
     from marlhf_lite.extras.judges.judges import run_judge
 
-    # Of several processes only the first asks the endpoint, which costs money. RANK is the number of this process.
-    if os.environ.get("RANK", "0") == "0":
+    if _is_first_process():  # the endpoint costs money
         run_judge(options)
 
 
@@ -325,6 +329,8 @@ def _memory(options: commands.MemoryCommand) -> None:
 
 
 def _data(options: commands.DataCommand) -> None:
+    if not _is_first_process():  # a report is printed once
+        return
     check_dataset(options.dataset)
     # What can be refused without a tokenizer is refused before torch and transformers are imported.
     from marlhf_lite.tasks.first_look import find_and_check_rows

@@ -483,6 +483,29 @@ def test_a_refusal_needs_neither_torch_nor_transformers_nor_nltk(tmp_path):
         assert part in done.stderr
 
 
+def test_a_report_needs_no_library_of_training(tmp_path):
+    """They would take three times as long as everything that a report needs."""
+    write(tmp_path / "rows.jsonl", LINES)
+    write(tmp_path / "few.jsonl", LINES.splitlines()[0])
+    check = (
+        "import sys; from marlhf_lite.cli import main; "
+        "codes = [main(['data', name, '--rows', '0']) for name in sys.argv[1:]]; "
+        "heavy = {'peft', 'accelerate', 'bitsandbytes', 'trl', 'torch._dynamo', 'scipy'}; "
+        "print(codes, heavy & sys.modules.keys())"
+    )
+    words = [sys.executable, "-c", check, "rows.jsonl", "few.jsonl"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[0, 2] set()", done.stderr
+    assert "1 rows are too few" in done.stderr
+
+
+def test_a_report_is_printed_once_by_several_processes(tmp_path, monkeypatch, capsys):
+    path = write(tmp_path / "rows.jsonl", LINES)
+    monkeypatch.setenv("RANK", "1")  # as `accelerate launch` sets it
+    assert main(["data", path]) == 0
+    assert capsys.readouterr().out == ""
+
+
 def test_trees_need_no_home(tmp_path):
     code = (
         "import os, pwd\n"

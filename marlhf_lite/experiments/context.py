@@ -10,9 +10,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
-import datasets
-import huggingface_hub
-import transformers
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, parse_flag_from_env
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -25,11 +22,12 @@ from marlhf_lite.evaluation.held_out import numbers_of_tests
 from marlhf_lite.evaluation.responses import HeldOutPrompts
 from marlhf_lite.evaluation.sampling import generate_seeded
 from marlhf_lite.experiments.data import (
-    check_texts,
+    ANSWER_COLUMNS,
     describe_files,
     describe_rows,
     fit_lengths,
     read_task,
+    texts_of_column,
 )
 from marlhf_lite.experiments.inputs import (
     Inputs,
@@ -51,25 +49,35 @@ from marlhf_lite.experiments.other_tokenizers import check_reward_model, check_t
 from marlhf_lite.experiments.samplers import open_sampler, try_out
 from marlhf_lite.macro import TerminationRule
 from marlhf_lite.models.adapters import other_base
-from marlhf_lite.models.checks import check_base, ways
+from marlhf_lite.models.checks import check_base, check_length, check_vocabulary, ways
 from marlhf_lite.models.fast.switch import levers_of_choice
-from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer, new_policy
+from marlhf_lite.models.loading import load_base, load_policy, new_policy
+from marlhf_lite.models.positions import position_limit
+from marlhf_lite.models.tokenizers import load_tokenizer
+from marlhf_lite.tasks.answers import encode_continuation
 from marlhf_lite.tasks.prompts import RowColumns, prompts_of
 from marlhf_lite.tasks.splits import Task
+from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.checkpoint import update_to_resume, updates_with_checkpoint
 from marlhf_lite.training.distributed import raise_on_all_ranks
 from marlhf_lite.training.objectives import check_objectives
 from marlhf_lite.training.rewards import EnvironmentReward, FunctionReward
-from marlhf_lite.training.rollout import Sampler, Sampling, generate, sampling_of
+from marlhf_lite.training.rollout import (
+    Sampler,
+    Sampling,
+    generate,
+    longest_response,
+    sampling_of,
+)
 from marlhf_lite.training.safeguards import count_updates
 from marlhf_lite.training.trackers import tracker_names
 from marlhf_lite.training.trl_trainers import check_adapter
 from marlhf_lite.training.trl_trainers import check_batches as check_batches_of_trl
 from marlhf_lite.utils.errors import InputError, did_you_mean
 from marlhf_lite.utils.jsonl import write_json
-from marlhf_lite.utils.libraries import ignore_warnings
 from marlhf_lite.utils.preflight import PartIsMissing, ProblemList
 from marlhf_lite.utils.progress import note_if_unfinished
+from marlhf_lite.utils.quiet import silence_libraries
 from marlhf_lite.utils.run_folder import (
     RunFolder,
     RunLock,
@@ -138,12 +146,7 @@ def join_processes() -> None:
     """Join the other processes of `accelerate launch`, and silence bars and warnings of the libraries."""
     # All later states are this one, so the first that is made chooses the device.
     PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
-    datasets.disable_progress_bars()
-    # Not even errors of `datasets` are shown: our own error names the file.
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    transformers.logging.set_verbosity_error()
-    huggingface_hub.logging.set_verbosity_error()
-    ignore_warnings()
+    silence_libraries()
 
 
 def open_context(
@@ -513,15 +516,43 @@ def check_base_model(plan: PlannedRun) -> None:
         check_adapter(start)
 
 
-def check_texts_with_model(plan: PlannedRun) -> None:
-    check_texts(plan.options, plan.base, plan.tokenizer, plan.task, plan.sampler)
+def check_texts(plan: PlannedRun) -> None:
+    """Raise `InputError` if the base has too few positions or embeddings for the texts of the task.
+
+    To tokenise all texts takes long. It is left out if even the longest text that the options allow fits, and if the
+    base has an embedding for each token that the tokenizer knows.
+    """
+    options = plan.options
+    base = plan.base
+    tokenizer = plan.tokenizer
+    task = plan.task
+    positions = position_limit(base)  # None: the base has no limit
+    response_tokens = longest_response(plan.sampler, tokenizer, options.max_response_length)
+    longest_allowed = options.max_prompt_length + response_tokens
+    may_be_too_long = positions is not None and longest_allowed > positions
+    embeddings = base.get_input_embeddings().weight.shape[0]
+    if not may_be_too_long and len(tokenizer) <= embeddings:
+        return
+
+    prompts = dict.fromkeys(texts_of_column(task, "prompt"))  # each once
+    ids_of_prompts = encode_prompts(tokenizer, list(prompts))
+    longest_prompt = max(map(len, ids_of_prompts), default=0)
+    check_length(base, options.model, longest_prompt, response_tokens)
+
+    answers: set[str] = set()
+    for name in ANSWER_COLUMNS:
+        answers.update(texts_of_column(task, name))
+    tokens: set[int] = set()
+    for ids in (*ids_of_prompts, *encode_continuation(tokenizer, list(answers))):
+        tokens.update(ids)
+    check_vocabulary(base, options.model, tokenizer, tokens)
 
 
 STEPS_WITH_THE_MODEL = [
     load_base_model,
     make_manifest,
     check_base_model,
-    check_texts_with_model,
+    check_texts,
 ]
 
 

@@ -6,15 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
 import datasets
-from transformers import PreTrainedModel
 
 from marlhf_lite.config.commands import DataCommand, StageCommand
 from marlhf_lite.config.options import DataConfig
 from marlhf_lite.config.parser import same_data
 from marlhf_lite.experiments.manifest import rows_digests
-from marlhf_lite.models.checks import check_length, check_vocabulary
-from marlhf_lite.models.positions import position_limit
-from marlhf_lite.tasks.answers import encode_answers, encode_continuation
+from marlhf_lite.tasks.answers import encode_answers
 from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 from marlhf_lite.tasks.prompts import ROW, RowColumns
@@ -23,8 +20,6 @@ from marlhf_lite.tasks.shapes import repeats_prompt
 from marlhf_lite.tasks.sources import Found
 from marlhf_lite.tasks.splits import TRAIN_PARTS, Task
 from marlhf_lite.tasks.templates import COLUMNS
-from marlhf_lite.tasks.tokenization import encode_prompts
-from marlhf_lite.training.rollout import Sampler, longest_response
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import read_json
 from marlhf_lite.utils.run_folder import RunFolder
@@ -178,35 +173,6 @@ def describe_files(task: Task) -> list[str]:
 # Lengths
 
 
-def check_texts(
-    options: StageCommand, base: PreTrainedModel, tokenizer, task: Task, sampler: Sampler
-) -> None:
-    """Raise `InputError` if the base has too few positions or embeddings for the texts of the task.
-
-    To tokenise all texts takes long. It is left out if even the longest text that the options allow fits, and if the
-    base has an embedding for each token that the tokenizer knows.
-    """
-    positions = position_limit(base)  # None: the base has no limit
-    response_tokens = longest_response(sampler, tokenizer, options.max_response_length)
-    longest_allowed = options.max_prompt_length + response_tokens
-    may_be_too_long = positions is not None and longest_allowed > positions
-    embeddings = base.get_input_embeddings().weight.shape[0]
-    if not may_be_too_long and len(tokenizer) <= embeddings:
-        return
-
-    ids_of_prompts = encode_prompts(tokenizer, list(dict.fromkeys(_column(task, "prompt"))))
-    longest_prompt = max(map(len, ids_of_prompts), default=0)
-    check_length(base, options.model, longest_prompt, response_tokens)
-
-    answers: set[str] = set()
-    for name in ANSWER_COLUMNS:
-        answers.update(_column(task, name))
-    tokens: set[int] = set()
-    for ids in (*ids_of_prompts, *encode_continuation(tokenizer, list(answers))):
-        tokens.update(ids)
-    check_vocabulary(base, options.model, tokenizer, tokens)
-
-
 def fit_lengths(
     task: Task,
     tokenizer,
@@ -330,10 +296,10 @@ def _notes(task: Task, tokenizer, model: str) -> Iterator[str]:
         fix = "leave out one of each if that is not meant"
         yield f"{len(contradicting)} pairs say the opposite of another one, first of {first!r}: {fix}"
 
-    prompts = _column(task, "prompt")
+    prompts = texts_of_column(task, "prompt")
     answers = []
     for column in ANSWER_COLUMNS:
-        answers += _column(task, column)
+        answers += texts_of_column(task, column)
     texts = [*prompts, *answers]
     missing_texts = [text for text in texts if text.strip() in WORDS_FOR_NOTHING]
     if missing_texts:
@@ -418,7 +384,7 @@ def _notes_on_chats(chat: Chat) -> Iterator[str]:
         yield f"in {len(chat.restored)} answers the chat template leaves out text, such as a thought: {kept}"
 
 
-def _column(task: Task, column: str) -> list[str]:
+def texts_of_column(task: Task, column: str) -> list[str]:
     """Return the texts of a column, over all parts that have it."""
     texts = []
     for rows in task.splits.values():

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from marlhf_lite.config.commands import DataCommand
-from marlhf_lite.experiments.context import join_processes
 from marlhf_lite.experiments.data import (
     ANSWER_COLUMNS,
     describe_files,
@@ -14,13 +13,14 @@ from marlhf_lite.experiments.data import (
     read_task,
     token_ids,
 )
-from marlhf_lite.models.loading import load_tokenizer, model_path
+from marlhf_lite.models.tokenizers import load_tokenizer, model_path
 from marlhf_lite.tasks.answers import encode_answers
 from marlhf_lite.tasks.embedded import EMBEDDED
 from marlhf_lite.tasks.sources import Found
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.tasks.templates import COLUMNS
 from marlhf_lite.tasks.tokenization import encode_prompts
+from marlhf_lite.utils.quiet import silence_libraries
 
 # The answers that the stages of a whole run read, by part of the data.
 COLUMNS_OF_ANSWERS = {"sft": ("chosen",), "rm": ("chosen", "rejected")}
@@ -32,7 +32,7 @@ def data_report(options: DataCommand, found: Found | None = None) -> str:
 
     `found` are the rows, if they have been found already.
     """
-    join_processes()
+    silence_libraries()
     model_path(options.model)  # raises if there is no such model
     tokenizer = load_tokenizer(options.model)
     task, notes = read_task(options, tokenizer, found=found)

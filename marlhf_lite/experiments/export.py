@@ -19,10 +19,11 @@ from marlhf_lite.experiments.samplers import open_dialogues
 from marlhf_lite.models.adapters import is_full_model
 from marlhf_lite.models.checks import check_length, check_merged_alike, logprobs_of_any_text
 from marlhf_lite.models.door import read_config
-from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer
+from marlhf_lite.models.loading import load_base, load_policy
 from marlhf_lite.models.merging import lost_share, merge_adapter, merged_weights, round_to
 from marlhf_lite.models.positions import shared_rope_limit
 from marlhf_lite.models.tied import LARGEST_LOSS
+from marlhf_lite.models.tokenizers import load_tokenizer
 from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats
 from marlhf_lite.tasks.shapes import write_turns
 from marlhf_lite.tasks.tokenization import encode_prompts

@@ -26,7 +26,7 @@ from marlhf_lite.config.commands import (
 )
 from marlhf_lite.config.parser import same_data
 from marlhf_lite.experiments.inputs import Inputs
-from marlhf_lite.models.loading import model_folder
+from marlhf_lite.models.tokenizers import model_folder
 from marlhf_lite.tasks.prompts import ROW
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.utils.contents import code_hash, model_hash, text_hash, tokenizer_hash

@@ -6,14 +6,14 @@ from pathlib import Path
 from marlhf_lite.config.commands import StageCommand
 from marlhf_lite.experiments.inputs import Inputs
 from marlhf_lite.models.adapters import is_full_model
-from marlhf_lite.models.door import (
+from marlhf_lite.models.door import read_config
+from marlhf_lite.models.score_heads import check_gives_one_score
+from marlhf_lite.models.tokenizers import (
     has_tokenizer,
-    read_config,
+    load_tokenizer,
     read_template_and_end,
     read_tokenizer,
 )
-from marlhf_lite.models.loading import load_tokenizer
-from marlhf_lite.models.score_heads import check_gives_one_score
 from marlhf_lite.tasks.answers import encode_continuation
 from marlhf_lite.tasks.chat_templates import render
 from marlhf_lite.tasks.chats import ANSWER, Chat, end_of_turn, expect_chats

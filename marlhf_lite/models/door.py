@@ -1,4 +1,7 @@
-"""The one door: configs, models, tokenizers and adapters are read from a folder or the hub here and nowhere else.
+"""The one door: what is read from a folder or the hub is read here, or in `models.tokenizers`, and nowhere else.
+
+Configs, models and adapters are read here. Tokenizers have a file of their own, because a command that only looks at
+data needs no PEFT, whose import takes seconds.
 
 transformers and PEFT fill every gap without an error: a weight that a file lacks gets random numbers, a weight that the
 model has no place for is dropped, a name without a tokenizer gets an empty one, and some adapters change the weights of
@@ -6,44 +9,28 @@ the base that all models share. They also run code from a model's folder if some
 door none of it happens: what is read is what was meant, or an `InputError` says in one line what differs.
 """
 
-import json
 import re
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
-from pickle import UnpicklingError
 
-import huggingface_hub
 import peft
 import torch
 import transformers
 from accelerate import PartialState
-from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
+from marlhf_lite.models.tokenizers import (
+    ERRORS_OF_LOADING,
+    NO_CODE,
+    errors_of_reading,
+    json_of,
+)
 from marlhf_lite.utils.errors import InputError, one_line
 from marlhf_lite.utils.seals import check_seal
 
-# Without it transformers asks on standard input whether code of the folder may run, and `yes |` says y.
-NO_CODE = {"trust_remote_code": False}
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-# How reading a folder fails if it is damaged, unknown or made by somebody who wants it to fail.
-ERRORS_OF_LOADING = (
-    OSError,
-    ValueError,
-    ImportError,
-    EOFError,
-    UnpicklingError,
-    SafetensorError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    AssertionError,
-    RecursionError,
-)
 # Starts of `init_lora_weights` in an adapter's config. To read one, PEFT takes a part off the base's weights.
 STARTS_THAT_EDIT_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 # PEFT's kinds that do more than add to what a layer computes for one token -> what they do.
@@ -66,12 +53,12 @@ MERGE_IT = "merge it into its base (merge_and_unload), and give the result as --
 SAMPLE = 64  # numbers of each weight that are compared
 
 
-# -- configs, tokenizers and models -----------------------------------------------------------------------------------
+# -- configs and models -----------------------------------------------------------------------------------------------
 
 
 def read_config(source: str, place: str | Path) -> PreTrainedConfig:
     """Read a model's config; `source` begins the line of an error, such as `--model NAME`."""
-    with _errors_of_reading(source, place):
+    with errors_of_reading(source, place):
         config = transformers.AutoConfig.from_pretrained(str(place), **NO_CODE)
     attention = config.get_text_config()._attn_implementation
     # A name with a slash is a kernel on the hub, which is code: transformers would fetch and run it.
@@ -79,62 +66,6 @@ def read_config(source: str, place: str | Path) -> PreTrainedConfig:
         fix = "take attn_implementation out of its config.json"
         raise InputError(f"{source}: its config names code of the hub ({attention}): {fix}")
     return config
-
-
-def read_tokenizer(source: str, place: str | Path, kind: type = transformers.AutoTokenizer):
-    """Read a tokenizer. If it has several chat templates, keep the one called `default`, as transformers does.
-
-    By default transformers chooses the tokenizer's class, by the model's config if that is beside the tokenizer. With
-    `kind`, the class of another tokenizer, the files are read as that tokenizer's files were.
-    Raises `InputError` if there are no files of a tokenizer: transformers would make an empty one, which reads every
-    text as `<unk>`.
-    """
-    try:
-        with _errors_of_reading(source, place):
-            tokenizer = kind.from_pretrained(str(place), **NO_CODE)
-    except InputError:
-        if has_tokenizer(place):  # else the missing files are the reason: see the next lines
-            raise
-    if not has_tokenizer(place):  # transformers has raised an error or made an empty one
-        fix = "save the tokenizer there too, or download the model again"
-        raise InputError(f"{source}: no tokenizer ({TOKENIZERS[0]}): {fix}")
-    templates = tokenizer.chat_template
-    if isinstance(templates, dict):
-        if "default" not in templates:
-            names = ", ".join(templates)
-            fix = "save one of them as chat_template.jinja in a copy of the folder"
-            raise InputError(
-                f"{source}: its tokenizer has several chat templates ({names}), none called default: {fix}"
-            )
-        tokenizer.chat_template = templates["default"]
-    return tokenizer
-
-
-def read_template_and_end(folder: Path) -> tuple[str | None, str | None]:
-    """Return the chat template and the end token of a model's folder whose tokenizer itself is missing.
-
-    They may still be in `tokenizer_config.json` and `chat_template.jinja`, which need no tokenizer. Each is None if the
-    folder does not have it.
-    """
-    values = _json_of(folder / "tokenizer_config.json")
-    template = values.get("chat_template")
-    if isinstance(template, list):  # several, as older versions of transformers saved them
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    file = folder / "chat_template.jinja"
-    if file.is_file():  # newer versions save the template here
-        template = file.read_text(encoding="utf-8")
-    end = values.get("eos_token")
-    if isinstance(end, dict):  # a token with its settings
-        end = end.get("content")
-    return template, end
-
-
-def has_tokenizer(place: str | Path) -> bool:
-    """Return whether a folder has files of a tokenizer; for a model's name on the hub, whether the local cache has."""
-    if Path(place).is_dir():
-        return any((Path(place) / name).is_file() for name in TOKENIZERS)
-    in_cache = [huggingface_hub.try_to_load_from_cache(str(place), name) for name in TOKENIZERS]
-    return any(isinstance(path, str) for path in in_cache)  # a path only if the file is there
 
 
 def read_model(source: str, kind: type, place: str | Path, **settings) -> PreTrainedModel:
@@ -156,7 +87,7 @@ def model_of_weights(
     source: str, kind: type, config: PreTrainedConfig, weights: dict[str, torch.Tensor], **settings
 ) -> PreTrainedModel:
     """Return a model made of `weights`, by name, which must be all of its weights; `kind` is an `AutoModel...`."""
-    with torch.device("meta"), _errors_of_reading(source):
+    with torch.device("meta"), errors_of_reading(source):
         family = type(kind.from_config(config, **NO_CODE))  # the class that `kind` chooses
     return _complete_model(source, family, None, config=config, state_dict=weights, **settings)
 
@@ -168,7 +99,7 @@ def _complete_model(source: str, kind: type, place: str | None, **settings) -> P
     shows_bars = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()
     try:
-        with _errors_of_reading(source, place):
+        with errors_of_reading(source, place):
             if place is not None:
                 _check_index(Path(place))
             # Weights of another shape come into the report, as missing ones do. Without `ignore_mismatched_sizes` they
@@ -196,7 +127,7 @@ def _check_index(folder: Path) -> None:
     `folder` may also be the name of a model on the hub: then there is no such folder, and nothing is found in it.
     """
     for index in folder.glob("*.index.json"):
-        for name in set(_json_of(index).get("weight_map", {}).values()):
+        for name in set(json_of(index).get("weight_map", {}).values()):
             if Path(name).name != name:
                 raise ValueError(f"{index.name} names {name}, which is outside the folder")
 
@@ -262,35 +193,6 @@ def _note_once(text: str) -> None:
     _noted.add(text)
 
 
-@contextmanager
-def _errors_of_reading(source: str, place: str | Path | None = None) -> Iterator[None]:
-    """A context: an error of loading a model, an adapter or a tokenizer becomes one line that begins with `source`.
-
-    `place` is what is read. If it is a local folder, its name is right, so the fix in the line is about its files. An
-    `InputError` from inside passes as it is.
-    """
-    try:
-        yield
-    except InputError:  # a kind of `ValueError`, so the next line would catch it
-        raise
-    except ERRORS_OF_LOADING as error:
-        reason = one_line(error)
-        fix = "check the name, or give a local folder"
-        if place is not None and Path(place).is_dir():
-            fix = "download or save it again, or give another one"
-        if isinstance(error, ImportError):
-            fix = "install that, or give a model without it"
-        if isinstance(error, UnpicklingError):  # torch's own text tells how to run the code
-            reason = (
-                "a file of weights holds more than numbers, which could run code and is not read"
-            )
-            fix = "give its weights as .safetensors"
-        if "trust_remote_code" in str(error):
-            reason = "it needs code from its own files, which never runs"
-            fix = "choose one that transformers knows"
-        raise InputError(f"{source}: cannot be loaded ({reason}): {fix}") from None
-
-
 # -- adapters ---------------------------------------------------------------------------------------------------------
 
 
@@ -303,7 +205,7 @@ def read_adapter_config(folder: str | Path) -> peft.PeftConfig:
     fix = 'give an adapter on layers, such as LoRA with bias="none"'
     # When PEFT reads a config with such a start, it asks for what only those who trained it have. So look at the start
     # before that.
-    start = _json_of(Path(folder) / "adapter_config.json").get("init_lora_weights")
+    start = json_of(Path(folder) / "adapter_config.json").get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(STARTS_THAT_EDIT_THE_BASE):
         what = f"its adapter was made by {start}, which changes weights of the base, and models share them"
         raise InputError(f"{folder}: {what}: {MERGE_IT}")
@@ -327,15 +229,6 @@ def read_adapter_config(folder: str | Path) -> peft.PeftConfig:
     if reason:
         raise InputError(f"{folder}: its adapter ({config.peft_type.value}) {reason}: {fix}")
     return config
-
-
-def _json_of(file: Path) -> dict:
-    """Return what a config says; empty if there is none, or if it cannot be read."""
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}
 
 
 def with_adapter(
@@ -408,7 +301,7 @@ def fill_adapter(
     Raises:
         InputError: the file and the model do not have the same weights, in the same shapes.
     """
-    with _errors_of_reading(str(folder), folder):
+    with errors_of_reading(str(folder), folder):
         weights = peft.load_peft_weights(str(folder), device=str(model.device))
     check_finite(folder, weights.values())
     for name, weight in weights.items():

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-import huggingface_hub
 import peft
 import torch
 import transformers
@@ -26,7 +25,6 @@ from accelerate import PartialState
 from torch import nn
 from transformers import PreTrainedModel
 
-from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.actor_critic import (
     PolicyModel,
@@ -36,20 +34,17 @@ from marlhf_lite.models.actor_critic import (
     unwrap_peft,
     without_dropout,
 )
-from marlhf_lite.models.adapters import hub_errors, is_full_model, is_sharded_folder
+from marlhf_lite.models.adapters import is_full_model, is_sharded_folder
 from marlhf_lite.models.door import (
-    TOKENIZERS,
     adapter_weight_names,
     check_finite,
     empty_model,
     fill_adapter,
-    has_tokenizer,
     model_of_weights,
     name_of_module,
     read_adapter_config,
     read_config,
     read_model,
-    read_tokenizer,
     with_adapter,
     without_own_sampling,
 )
@@ -58,10 +53,11 @@ from marlhf_lite.models.fast.lora import use_merged_forward
 from marlhf_lite.models.fast.switch import levers_of_choice, levers_of_model, set_levers
 from marlhf_lite.models.score_heads import check_gives_one_score, ensure_classifier, with_head
 from marlhf_lite.models.shards import read_metadata, read_shards
+from marlhf_lite.models.tokenizers import load_tokenizer as load_tokenizer  # offered here, too
+from marlhf_lite.models.tokenizers import model_path
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.seals import check_seal
 from marlhf_lite.utils.shard_names import METADATA, TRAINER_SHARDS
-from marlhf_lite.utils.shipped import shipped
 
 EMBEDDED_MODEL = "tiny-gemma"
 # What a model starts from: the folder or the hub name of a saved adapter or model, or one in memory.
@@ -69,68 +65,6 @@ Start = str | Path | PreTrainedModel | peft.PeftModel
 # Where a checkpoint of several processes has its shards -> how the names of the model's weights begin there. PPO's are
 # in the folder itself, beside the critic's; those of SFT, reward model and DPO are in a subfolder named by accelerate.
 SHARDS = {"": "weights.policy.model.", TRAINER_SHARDS: "model."}
-
-
-def model_path(name: str) -> str:
-    """Return the path of an embedded model or a local folder, or the name of a model on the hub.
-
-    Raises `InputError` for a folder without a config or a tokenizer, and for a name that leads nowhere.
-    """
-    if name in EMBEDDED_MODELS:
-        return str(shipped(name))
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        _check_folder(folder)
-        return str(folder)
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        known = ", ".join(EMBEDDED_MODELS)
-        raise InputError(
-            f"--model {name}: no such folder: give {known}, a folder, or a hub name (owner/name)"
-        )
-    # If the model was not downloaded before, ask the hub once for its config: transformers would try for a minute.
-    with hub_errors(f"--model {name}"):
-        cached = huggingface_hub.try_to_load_from_cache(name, "config.json")
-        if not isinstance(cached, str):  # a path, if it is there
-            huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(name, "config.json"))
-    return name
-
-
-def model_folder(name: str) -> Path:
-    """Return the folder with the files of a model; a model on the hub has a snapshot named by its commit."""
-    path = model_path(name)
-    if Path(path).is_dir():
-        return Path(path)
-    return Path(huggingface_hub.hf_hub_download(path, "config.json")).parent
-
-
-def _check_folder(folder: Path) -> None:
-    """Raise `InputError` unless the folder of a model has a config and a tokenizer."""
-    if not (folder / "config.json").is_file():
-        hint = "give a folder that save_pretrained wrote"
-        if (folder / "adapter_config.json").is_file():
-            hint = "it holds an adapter: give it as --sft or --rm, and its base as --model"
-        raise InputError(f"--model {folder}: no config.json: {hint}")
-    if not has_tokenizer(folder):  # transformers would make an empty one
-        raise InputError(
-            f"--model {folder}: no tokenizer ({TOKENIZERS[0]}): save the tokenizer there too"
-        )
-
-
-def load_tokenizer(name: str, option: str = "model"):
-    """Load the tokenizer of the model that `option` names, usually `--model`.
-
-    Text such as "<eos>" in data stays text; it never becomes the special token. If the tokenizer has no pad token, EOS
-    takes its place, which is safe because masks come from lengths and not from token ids.
-    """
-    source = f"--{option} {name}"
-    tokenizer = read_tokenizer(source, model_path(name))
-    if tokenizer.eos_token_id is None:
-        fix = "set eos_token in tokenizer_config.json"
-        raise InputError(f"{source}: its tokenizer has no EOS token: {fix}")
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    tokenizer.split_special_tokens = True  # set after loading: a saved copy keeps its own setting
-    return tokenizer
 
 
 def load_base(options: ModelConfig) -> PreTrainedModel:

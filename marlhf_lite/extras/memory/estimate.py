@@ -21,8 +21,8 @@ from marlhf_lite.config.support import refuse_what_does_not_go_together
 from marlhf_lite.models.architectures import known_config
 from marlhf_lite.models.door import empty_model, read_config
 from marlhf_lite.models.fast.switch import levers_of_choice
-from marlhf_lite.models.loading import model_path
 from marlhf_lite.models.logprobs import MAX_LOGITS
+from marlhf_lite.models.tokenizers import model_path
 from marlhf_lite.training.memory_limit import FEW_ROWS
 from marlhf_lite.training.rollout import MERGED_SHARE
 from marlhf_lite.utils.errors import InputError
