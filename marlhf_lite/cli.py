@@ -333,7 +333,7 @@ def _data(options: commands.DataCommand) -> None:
         return
     check_dataset(options.dataset)
     # What can be refused without a tokenizer is refused before torch and transformers are imported.
-    from marlhf_lite.tasks.first_look import find_and_check_rows
+    from marlhf_lite.tasks.first_look import find_and_check_rows, no_template_writes
 
     found = find_and_check_rows(
         options.dataset,
@@ -346,9 +346,15 @@ def _data(options: commands.DataCommand) -> None:
         data_dir=options.data_dir,
         split=options.split,
     )
+    task = None
+    if no_template_writes(options.model, options.chat_template):
+        from marlhf_lite.tasks.loading import load_task, options_of_rows
+
+        # Also what only all rows together show, such as that they are too few for the parts.
+        task = load_task(options.dataset, **options_of_rows(options), found=found)
     from marlhf_lite.experiments.data_report import data_report
 
-    print(data_report(options, found))
+    print(data_report(options, found, task))
 
 
 def _generate(options: commands.GenerateCommand) -> None:

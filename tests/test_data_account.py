@@ -464,6 +464,8 @@ def test_a_refusal_needs_neither_torch_nor_transformers_nor_nltk(tmp_path):
         tmp_path / "roles.jsonl",
         json.dumps({"messages": [*roles, {"role": "assistant", "content": "c"}]}),
     )
+    write(tmp_path / "few.jsonl", LINES.splitlines()[0])
+    write(tmp_path / "rows.jsonl", LINES)
     call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add"}}]}
     write(tmp_path / "calls.jsonl", json.dumps({"messages": [roles[0], call]}))
     write(tmp_path / "plain.jinja", "{% for m in messages %}{{ m.content }}{% endfor %}")
@@ -475,28 +477,38 @@ def test_a_refusal_needs_neither_torch_nor_transformers_nor_nltk(tmp_path):
         "heavy = {'torch', 'transformers', 'trl', 'nltk', 'accelerate'} & sys.modules.keys(); "
         "print(codes, heavy)"
     )
-    calls = "calls.jsonl --chat_template plain.jinja"
-    words = [sys.executable, "-c", check, "roles.jsonl", "columns.csv", "folder", calls]
+    faults = [
+        "roles.jsonl",
+        "columns.csv",
+        "folder",
+        "calls.jsonl --chat_template plain.jinja",
+        "few.jsonl",
+        "rows.jsonl --part news --model nowhere/none --chat_template none",
+    ]
+    words = [sys.executable, "-c", check, *faults]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[2, 2, 2, 2] set()", done.stderr
-    for part in ("'observation'", "found validation", "the tool 'add'"):
+    assert done.stdout.strip() == "[2, 2, 2, 2, 2, 2] set()", done.stderr
+    for part in ("'observation'", "found validation", "the tool 'add'", "too few", "--part news"):
         assert part in done.stderr
 
 
 def test_a_report_needs_no_library_of_training(tmp_path):
     """They would take three times as long as everything that a report needs."""
     write(tmp_path / "rows.jsonl", LINES)
-    write(tmp_path / "few.jsonl", LINES.splitlines()[0])
     check = (
         "import sys; from marlhf_lite.cli import main; "
-        "codes = [main(['data', name, '--rows', '0']) for name in sys.argv[1:]]; "
+        "run = lambda *words: main(['data', 'rows.jsonl', *words]); "
+        "codes = [run('--model', 'nowhere')]; "
+        "has_torch = 'torch' in sys.modules; "
+        "codes += [run('--rows', '0'), run('--max_prompt_length', '1')]; "
         "heavy = {'peft', 'accelerate', 'bitsandbytes', 'trl', 'torch._dynamo', 'scipy'}; "
-        "print(codes, heavy & sys.modules.keys())"
+        "print(codes, has_torch, heavy & sys.modules.keys())"
     )
-    words = [sys.executable, "-c", check, "rows.jsonl", "few.jsonl"]
+    words = [sys.executable, "-c", check]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[0, 2] set()", done.stderr
-    assert "1 rows are too few" in done.stderr
+    # Only the tokenizer needs torch, so a model that is not there is refused without it.
+    assert done.stdout.splitlines()[-1] == "[2, 0, 2] False set()", done.stderr
+    assert "no such folder" in done.stderr and "prompts are longer" in done.stderr
 
 
 def test_a_report_is_printed_once_by_several_processes(tmp_path, monkeypatch, capsys):

@@ -13,7 +13,7 @@ from marlhf_lite.config.parser import same_data
 from marlhf_lite.experiments.manifest import rows_digests
 from marlhf_lite.tasks.answers import encode_answers
 from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats
-from marlhf_lite.tasks.loading import drop_long_prompts, load_task
+from marlhf_lite.tasks.loading import drop_long_prompts, load_task, options_of_rows
 from marlhf_lite.tasks.prompts import ROW, RowColumns
 from marlhf_lite.tasks.round_trip import note_on_lost_texts
 from marlhf_lite.tasks.shapes import repeats_prompt
@@ -24,17 +24,6 @@ from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import read_json
 from marlhf_lite.utils.run_folder import RunFolder
 
-# Options that `load_task` takes by these names.
-OPTIONS_OF_ROWS = (
-    "size",
-    "bad_rows",
-    "template",
-    "part",
-    "dataset_config",
-    "data_dir",
-    "split",
-    "columns",
-)
 ANSWER_COLUMNS = COLUMNS[1:]  # chosen and rejected
 FEW_CUT = 0.05  # the share of answers that a longer limit, which is offered, would still cut
 NO_LIMIT = 10**9
@@ -52,6 +41,7 @@ def read_task(
     row_columns: Sequence[RowColumns] = (),
     date: str = "",
     found: Found | None = None,
+    task: Task | None = None,
 ) -> tuple[Task, list[str]]:
     """Return the data of a command as a `Task`, and notes on how they are read.
 
@@ -61,13 +51,15 @@ def read_task(
         row_columns: what the user's functions take of a row.
         date: the date that a chat template sees as today.
         found: the rows, if they have been found already.
+        task: the data, if they have been loaded already because no chat template writes their prompts.
 
     If a chat template writes the prompts, the tokenizer is set up for chats. Rows with unit tests get what runs them,
     if the command may judge programs.
     """
     chat = chat_writer(tokenizer, options.chat_template, date)
-    source = {name: getattr(options, name) for name in OPTIONS_OF_ROWS}
-    task = load_task(options.dataset, **source, chat=chat, row_columns=row_columns, found=found)
+    if task is None:
+        source = options_of_rows(options)
+        task = load_task(options.dataset, **source, chat=chat, row_columns=row_columns, found=found)
     # The digests are taken before rows move between parts, so that all stages store the same ones of the same file.
     task = replace(task, digests=rows_digests(task))
     if task.chats:

@@ -19,7 +19,7 @@ from marlhf_lite.tasks.embedded import EMBEDDED
 from marlhf_lite.tasks.sources import Found
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.tasks.templates import COLUMNS
-from marlhf_lite.tasks.tokenization import encode_prompts
+from marlhf_lite.tasks.token_ids import encode_prompts
 from marlhf_lite.utils.quiet import silence_libraries
 
 # The answers that the stages of a whole run read, by part of the data.
@@ -27,15 +27,15 @@ COLUMNS_OF_ANSWERS = {"sft": ("chosen",), "rm": ("chosen", "rejected")}
 QUANTILES = {"shortest": 0.0, "median": 0.5, "95 %": 0.95, "longest": 1.0}
 
 
-def data_report(options: DataCommand, found: Found | None = None) -> str:
+def data_report(options: DataCommand, found: Found | None = None, task: Task | None = None) -> str:
     """Return the report as text: counts of rows, files, lengths, notes, and the first rows as tokens.
 
-    `found` are the rows, if they have been found already.
+    `found` are the rows, if they have been found already, and `task` are the data, if they have been loaded.
     """
     silence_libraries()
     model_path(options.model)  # raises if there is no such model
     tokenizer = load_tokenizer(options.model)
-    task, notes = read_task(options, tokenizer, found=found)
+    task, notes = read_task(options, tokenizer, found=found, task=task)
     lengths = _quantiles_of_lengths(task, tokenizer)  # before anything is cut or dropped
     task, notes_on_lengths = fit_lengths(task, tokenizer, options, COLUMNS_OF_ANSWERS)
     parts, dropped = describe_rows(task)

@@ -100,14 +100,16 @@ def load_tokenizer(name: str, option: str = "model"):
     return tokenizer
 
 
-def read_tokenizer(source: str, place: str | Path, kind: type = transformers.AutoTokenizer):
+def read_tokenizer(source: str, place: str | Path, kind: type | None = None):
     """Read a tokenizer. If it has several chat templates, keep the one called `default`, as transformers does.
 
-    By default transformers chooses the tokenizer's class, by the model's config if that is beside the tokenizer. With
-    `kind`, the class of another tokenizer, the files are read as that tokenizer's files were.
+    Without `kind` transformers chooses the tokenizer's class, by the model's config if that is beside the tokenizer.
+    With `kind`, the class of another tokenizer, the files are read as that tokenizer's files were.
     Raises `InputError` if there are no files of a tokenizer: transformers would make an empty one, which reads every
     text as `<unk>`.
     """
+    if kind is None:
+        kind = transformers.AutoTokenizer  # not as a default: naming it imports torch
     try:
         with errors_of_reading(source, place):
             tokenizer = kind.from_pretrained(str(place), **NO_CODE)

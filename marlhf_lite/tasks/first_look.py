@@ -104,6 +104,16 @@ def find_and_check_rows(
     return found
 
 
+def no_template_writes(model: str, chat_template: str) -> bool:
+    """Return whether it is sure without the tokenizer that no chat template writes rows: then `load_task` needs none.
+
+    `model` and `chat_template` are the options of these names. A local folder without a template in its usual places
+    may still have one elsewhere, so it is not sure there.
+    """
+    is_embedded = model in EMBEDDED_MODELS  # these models have no template
+    return chat_template == "none" or (chat_template == "auto" and is_embedded)
+
+
 def _text_of_template(model: str, chat_template: str) -> str | None:
     """Return the text of the chat template that will write the rows; empty without one, None if it is not known yet.
 

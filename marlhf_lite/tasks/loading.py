@@ -25,8 +25,25 @@ from marlhf_lite.tasks.sources import (
 )
 from marlhf_lite.tasks.splits import Task, check_part_is_known, draw, make_task
 from marlhf_lite.tasks.templates import Form
-from marlhf_lite.tasks.tokenization import encode_prompts
+from marlhf_lite.tasks.token_ids import encode_prompts
 from marlhf_lite.utils.errors import InputError
+
+# Options that `load_task` takes by these names.
+OPTIONS_OF_ROWS = (
+    "size",
+    "bad_rows",
+    "template",
+    "part",
+    "dataset_config",
+    "data_dir",
+    "split",
+    "columns",
+)
+
+
+def options_of_rows(options: object) -> dict:
+    """Return the options of a command that `load_task` takes by their names."""
+    return {name: getattr(options, name) for name in OPTIONS_OF_ROWS}
 
 
 def load_task(
