@@ -1,10 +1,9 @@
 """Signals along an estimated direction, measured so that chance cannot look like a mechanism.
 
-The direction that raises the score, the critic and the evaluation each get answers of their own. If two of them share
-answers, words that went with high scores by chance in these answers are what the direction raises and what the critic
-likes, and a difference between estimators comes out although scores have no relation to the text. A placebo measures
-the same on the same answers with permuted scores. Many random splits are taken, because one split holds one direction
-and one critic fixed.
+The direction that raises the score, the critic and the evaluation each get separate answers. If two of them shared
+answers, then the direction would raise, and the critic would value, words that went with high scores in these answers
+by chance; estimators would differ even if scores had no relation to the text. A placebo measures the same on the same
+answers with permuted scores. Many random splits are taken, because one split holds one direction and one critic fixed.
 
 Shapes: R splits, N answers, E answers of the evaluation.
 """
@@ -22,7 +21,7 @@ from marlhf_lite.evaluation.statistics import LEVEL, Interval
 
 @dataclass(frozen=True)
 class ApartSplit:
-    """Numbers of the answers of three parts that share none."""
+    """The answers of three parts, as numbers from 0; no answer is in two parts."""
 
     direction: np.ndarray
     critic: np.ndarray
@@ -31,6 +30,7 @@ class ApartSplit:
 
 def split_apart(answers: int, seed: int) -> ApartSplit:
     """Divide answers 0 … `answers` − 1 at random into three parts of equal size; up to two answers are left over."""
+    # The 0 beside the seed, and the 1 in `placebo_scores`, make two independent streams of random numbers.
     order = np.random.default_rng([seed, 0]).permutation(answers)
     size = answers // 3
     return ApartSplit(
@@ -49,9 +49,9 @@ def placebo_scores(scores: Sequence[float], seed: int) -> np.ndarray:
 class SplitProjections:
     """What one split found: each evaluated answer's projection, with true and with permuted scores."""
 
-    evaluation: np.ndarray  # [E] numbers of the evaluated answers
-    score: dict[str, np.ndarray]  # estimator -> [E]
-    # The same, where direction, critic and evaluation have permuted scores.
+    evaluation: np.ndarray  # [E] which answers are evaluated: their numbers, from 0
+    score: dict[str, np.ndarray]  # estimator -> [E] projections
+    # The same, if direction, critic and evaluation get permuted scores.
     placebo: dict[str, np.ndarray]
 
 
@@ -72,9 +72,11 @@ def difference_over_placebo(
         answers: N, how many answers all parts of a split were taken from.
         draws: of the bootstrap over answers.
     """
-    # 1. The difference in each split, and in each draw of answers the sum of these differences.
+    # 1. The difference in each split; and for each draw of the bootstrap, the sum over splits of the differences that
+    # these answers give.
     difference_of_split = []
     total_of_draws = np.zeros(draws)
+    # [draws, N] how often each draw has each answer
     times_drawn = np.random.default_rng(0).multinomial(
         answers, np.full(answers, 1 / answers), draws
     )
@@ -94,7 +96,7 @@ def difference_over_placebo(
     # 2. The two parts of the variance.
     count = len(difference_of_split)
     variance_of_splits = np.var(difference_of_split, ddof=1) / count
-    # NaN where a draw has fewer than two of a split's answers
+    # A draw with fewer than two of a split's answers is NaN, and is left out.
     variance_of_answers = np.nanvar(total_of_draws / count, ddof=1)
     # 3. The interval.
     factor = stats.t.ppf((1 + LEVEL) / 2, count - 1)
@@ -104,16 +106,23 @@ def difference_over_placebo(
 
 
 def weighted_signals(projections: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """[draws] `signal_to_noise` when answer i counts `weights[:, i]` times; weights: [draws, E]."""
+    """[draws] `signal_to_noise` of each draw, in which answer i comes `weights[:, i]` times.
+
+    projections: [E]; weights: [draws, E]. NaN for a draw with fewer than two answers.
+    """
     count = weights.sum(1)
-    with np.errstate(invalid="ignore", divide="ignore"):  # a draw may have fewer than two of them
+    with np.errstate(invalid="ignore", divide="ignore"):  # if a draw has fewer than two answers
         mean = weights @ projections / count
         square = weights @ np.square(projections) / count
+        # The variance divides by count − 1, as that of `signal_to_noise` does.
         return mean / np.sqrt((square - mean**2) * count / (count - 1))
 
 
 def verdict(interval: Interval, margin: float) -> str:
-    """Say where an interval lies: above or below a margin (> 0) that was fixed beforehand, inside it, or undecided."""
+    """Say where an interval lies: inside ±`margin`, above it or below it; undecided if it contains one of its ends.
+
+    The margin (> 0) is chosen before the study.
+    """
     if -margin < interval.low and interval.high < margin:
         return "inside the margin"
     if interval.low > margin:

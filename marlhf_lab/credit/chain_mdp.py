@@ -41,7 +41,7 @@ class Chain:
 
     @property
     def credit(self) -> float:
-        """c, the score of a 1 over that of a 0: with it, the variance of the score without noise is 1 for every T."""
+        """c, how much more a 1 scores than a 0, chosen so that the score without noise has variance 1 for every T."""
         return 1.0 / math.sqrt(self.T * self.p * (1 - self.p))
 
     @property
@@ -86,6 +86,7 @@ def correlated(noise: Tensor, smooth: float) -> Tensor:
     """Turn independent standard normals [N,T] into ones whose correlation is smooth^distance along T (AR(1))."""
     columns = [noise[:, 0]]
     for fresh in noise.T[1:]:
+        # The square root keeps the variance at 1.
         columns.append(smooth * columns[-1] + math.sqrt(1 - smooth**2) * fresh)
     return torch.stack(columns, dim=1)
 

@@ -18,7 +18,7 @@ from marlhf_lite.training.rollout import Rollout
 RESAMPLES = 2000  # of bootstraps over responses
 # (tokens [B, L], attention mask [B, L]) -> values [B, L]
 Critic = Callable[[Tensor, Tensor], Tensor]
-# name -> what each prompt or response adds [P], or sums over all of them
+# name -> [P] a quantity of each prompt or response, or the sum of this quantity over all of them
 Sums = Mapping[str, np.ndarray]
 
 
@@ -36,9 +36,9 @@ def token_values(critic: Critic, rollout: Rollout) -> Tensor:
 def credit_seen(values: Tensor, scores: Tensor, n: int = RESAMPLES) -> Interval:
     """The share s = Cov(V_t − V_0, V*_t − V*_0) / Var(V*_t − V*_0) of what happened since the first cut.
 
-    With s = 1 the critic predicts all of it, with s = 0 none (a blind critic); noise of V does not change s. The
-    variance comes from the product of two halves of the continuations, so it is free of their noise. The first cut may
-    also be a later token: with (t, t+1), s is the share of a single token's credit.
+    If s = 1, the critic predicts all of it; if s = 0, none (a blind critic). Noise of V does not change s. The variance
+    comes from the product of two halves of the continuations, so it is free of their noise. The first cut need not be
+    the start of the response: with the cuts (t, t+1), s is the share of a single token's credit.
 
     Args:
         values: [B, C] the critic's V at the cuts, C >= 2.
@@ -63,6 +63,7 @@ def credit_seen(values: Tensor, scores: Tensor, n: int = RESAMPLES) -> Interval:
     def share(total: Sums) -> np.ndarray:
         count = total["count"]
         seen = _covariance(count, total["change"], total["truth"], total["change_truth"])
+        # The covariance of the two halves is Var(V*_t − V*_0), because their noise is independent.
         return _ratio(seen, _covariance(count, total["a"], total["b"], total["ab"]))
 
     return bootstrap(sums, share, n)
@@ -73,7 +74,7 @@ def explained_by_quarter(
 ) -> list[Interval]:
     """1 − Var(score − V_t) / Var(score) over the tokens of each quarter of the responses: four intervals.
 
-    The interval of a quarter is NaN if its scores do not vary. Quarters are those of `critic_metrics.quarters`.
+    A quarter's interval is NaN if the scores at its tokens do not vary. See `critic_metrics.quarters` for the quarters.
 
     Args:
         values: [B, T] the critic's V before each token.
@@ -109,9 +110,9 @@ def explained_by_quarter(
 
 
 def explainable(scores: Tensor) -> list[Interval]:
-    """Var(V*) / Var(score) at each cut: the explained variance of a critic that knows V*, the highest possible.
+    """Var(V*) / Var(score) at each cut: the explained variance of a critic that knows V*, the highest that is possible.
 
-    The rest of the scores' variance is decided after the cut.
+    What is left of the scores' variance is decided after the cut, so no value at the cut can predict it.
 
     Args:
         scores: [B, C, K] scores of continuations, see `state_scores`.
@@ -122,6 +123,7 @@ def explainable(scores: Tensor) -> list[Interval]:
 
     def share(total: Sums) -> np.ndarray:
         count = total["count"]
+        # The covariance of two independent estimates of V* is the variance of V* without their noise.
         of_values = _covariance(count, total["a"], total["b"], total["ab"])
         return _ratio(
             of_values, _covariance(count, total["score"], total["score"], total["squared_score"])
@@ -139,6 +141,7 @@ def explainable(scores: Tensor) -> list[Interval]:
             "a": a,
             "b": b,
             "ab": a * b,
+            # means over the continuations, because `count` has each response once
             "score": score.mean(-1),
             "squared_score": (score**2).mean(-1),
         }
@@ -147,10 +150,10 @@ def explainable(scores: Tensor) -> list[Interval]:
 
 
 def token_noise(values: Tensor, scores: Tensor, n: int = RESAMPLES) -> tuple[Interval, Interval]:
-    """ν: the root of half the mean squared step from a token to the next, of V and of V*, in the unit of the scores.
+    """ν of V and ν of V*: the root of half the mean squared step from a token to the next, in the unit of the scores.
 
-    Errors of a critic that are independent from token to token have standard deviation ν, if V* hardly moves. V* moves
-    by what a token earns, and the second ν measures this.
+    If V* hardly moves, and a critic's errors at neighbouring tokens are independent, ν of V is the standard deviation
+    of these errors. V* moves by what a token earns; ν of V* says how far.
 
     Args:
         values: [B, 2·P] the critic's V at P pairs of neighbouring cuts, as those of `even_cuts` after the first.
@@ -178,15 +181,18 @@ def bootstrap(sums: Sums, statistic: Callable[[Sums], np.ndarray], n: int = RESA
     """A statistic of sums over prompts or responses, with the percentile interval of a bootstrap over these.
 
     Args:
-        sums: name to what each of P prompts or responses adds, [P].
-        statistic: takes these sums over all of them, by name, as single numbers or as [draws]; returns the same shape.
+        sums: name to what each of P prompts or responses adds to the sum of this name, [P].
+        statistic: takes a dict of the sums by name, each a single number or, for several draws, [draws]; returns the
+            statistic in the same shape.
         n: draws.
     """
     columns = np.stack(list(sums.values()), axis=-1)  # [P, names]
     count = len(columns)
+    # [n, P] how often each draw has each prompt or response
     times_drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), n)
 
     def of_totals(totals: np.ndarray) -> np.ndarray:
+        """The statistic of sums [names], or of those of each draw [n, names]."""
         return statistic({name: totals[..., place] for place, name in enumerate(sums)})
 
     return percentile_interval(of_totals(columns.sum(0)), of_totals(times_drawn @ columns))
@@ -209,13 +215,13 @@ def _sums_per_response(**columns: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _covariance(n: np.ndarray, x: np.ndarray, y: np.ndarray, xy: np.ndarray) -> np.ndarray:
-    """From sums over `n` items of x, y and x·y; NaN without items."""
+    """The covariance of x and y over `n` items, from the sums of x, of y and of x·y; NaN if `n` is 0."""
     n = np.where(n > 0, n, np.nan)
     return xy / n - x * y / n**2
 
 
 def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """`part` over `whole`; NaN where `whole` is not above 0, because noise hides it or nothing varies."""
+    """`part` over `whole`; NaN if `whole` is not above 0, because noise hides it or nothing varies."""
     return part / np.where(whole > 0, whole, np.nan)
 
 

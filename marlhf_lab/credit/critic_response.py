@@ -1,10 +1,10 @@
 """How a critic reacts to a choice, token by token afterwards, and what pooling subtracts.
 
 Let d_t be the slope of log π(a_t | s_t) along a direction of the policy; its mean given s_t is 0. The response is
-h_k = E[(V(s_{t+1+k}) − V(s_t)) d_t] / E[d_t²]: how far a choice along it moves the critic k + 1 tokens later.
-In the same unit E[(score − V(s_t)) d_t] / E[d_t²] is the credit that the choice has earned. The mean of V over a macro
-action of n tokens subtracts from the token at its position i how the critic responds over the rest of the action:
-Σ_{k ≤ n−2−i} h_k / n.
+h_k = E[(V(s_{t+1+k}) − V(s_t)) d_t] / E[d_t²]: how far a choice along the direction moves the critic k + 1 tokens
+later. In the same unit E[(score − V(s_t)) d_t] / E[d_t²] is the credit that the choice has earned. If the baseline is
+the mean of V over a macro action of n tokens, it also contains how the critic responds to the token at position i over
+the rest of the action, and subtracts that from the token's advantage: Σ_{k ≤ n−2−i} h_k / n.
 
 Shapes: B responses, T response tokens, K lags.
 """
@@ -24,7 +24,8 @@ def critic_response(
 ) -> list[Interval]:
     """h_k for k = 0 … lags − 1: how far a choice of slope 1 moves the critic k + 1 tokens later.
 
-    Each is over the tokens that have k + 1 more after them in their turn; the module's first lines have its formula.
+    The formula is h_k = E[(V(s_{t+1+k}) − V(s_t)) d_t] / E[d_t²]. The mean for h_k is over the tokens after which their
+    turn has k + 1 more.
 
     Args:
         values: [B, T] V before each token.
@@ -36,14 +37,17 @@ def critic_response(
     Returns:
         K intervals of a bootstrap over responses; NaN if no turn is that long.
     """
-    turns = _array(MacroActions.from_starts(mask, mask).turns.ids)  # −1 outside of all turns
+    # [B, T] the number of each token's turn, −1 outside of all turns. Turns follow from the mask alone, so any macro
+    # actions will do: here each token is one.
+    turns = _array(MacroActions.from_starts(mask, mask).turns.ids)
     v = _array(values)
     d = _array(slope)
     found = []
-    for lag in range(1, lags + 1):
+    for lag in range(1, lags + 1):  # lag is k + 1
         in_one_turn = (turns[:, lag:] == turns[:, :-lag]) & (turns[:, lag:] >= 0)
         change = v[:, lag:] - v[:, :-lag]
         choice = d[:, : d.shape[1] - lag]
+        # A product with False is 0, and adds nothing to the sums.
         found.append(_slope(change * in_one_turn, choice * in_one_turn, n))
     return found
 
@@ -61,7 +65,10 @@ def true_credit(
 
 
 def taken_away(response: Sequence[float], n: int) -> list[float]:
-    """What the mean of V over n tokens subtracts at each position of a macro action, from h_0 … h_{n−2}."""
+    """What the mean of V over n tokens subtracts at each position i of a macro action: Σ_{k ≤ n−2−i} h_k / n, [n].
+
+    response: h_0, h_1, …, at least n − 1 of them.
+    """
     return [sum(response[: n - 1 - place]) / n for place in range(n)]
 
 
@@ -70,7 +77,9 @@ def variance_saved(
 ) -> Interval:
     """Var(Q̂ − V) / Var(Q̂ − fitted) over tokens: how many times as noisy the critic's baseline is as a fitted one.
 
-    advantages, fitted: [B, T] of the same returns Q̂ with both baselines, see `examples/objectives.py`; mask: [B, T].
+    advantages, fitted: [B, T] the advantages of the same returns Q̂ with the critic's baseline, and with the fitted one
+        (see `examples/objectives.py`).
+    mask: [B, T] bool, True at the policy's tokens.
     """
     valid = _array(mask)
     of_critic = _array(advantages)

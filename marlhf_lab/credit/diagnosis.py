@@ -37,6 +37,7 @@ from marlhf_lite.utils.run_folder import environment
 RUNS = {"PPO": "1", "MA-PPO": "5"}  # name -> tokens of a macro action
 # presets of estimators, explained in `gradients`
 LADDER = ("E0", "E1", "E2", "E3", "E4", "E5", "MC")
+# metrics of each update that are stored
 CURVE = ("update", "score_mean", "gold_mean", "kl_k1", "explained_variance", "response_length")
 
 
@@ -77,9 +78,9 @@ def read_options(argv: Sequence[str]) -> PPOCommand:
 
 
 def run(options: PPOCommand, sft: Path, rm: Path, folder: Path, sizes: Sizes | None = None) -> dict:
-    """Train both runs and measure them at each moment up to the last update; the result is written after each.
+    """Train both runs, measure them at each of `sizes.moments`, and write the result to `folder` after each moment.
 
-    sft, rm: folders of adapters or models, which the runs start from. Returns the result, which is also in `folder`.
+    sft, rm: folders of adapters or models, which the runs start from. Returns the result.
     """
     sizes = sizes or Sizes()
     seed = options.seed
@@ -101,13 +102,15 @@ def run(options: PPOCommand, sft: Path, rm: Path, folder: Path, sizes: Sizes | N
         batches = prompt_batches(trainer.prompts, trainer.config, trainer.accelerator, seed)
         for updates_done in range(trainer.total_updates + 1):
             is_moment = updates_done in sizes.moments
-            # Both runs begin alike, so their common start is measured in the first one alone.
-            is_measured = updates_done == 0 and len(result["moments"]) > 0
-            if is_moment and not is_measured:
+            # Both runs begin with the same models, so only the first run measures this common start. If there is a
+            # moment already, this is the second run.
+            was_measured = updates_done == 0 and len(result["moments"]) > 0
+            if is_moment and not was_measured:
                 moment = {"run": name, "update": updates_done}
                 result["moments"].append(moment | measure(trainer, prompts, sizes, seed))
             if updates_done < trainer.total_updates:
                 trainer.update(next(batches))
+            # The curve so far, because the result is also written before the run ends.
             result["curves"][name] = [
                 {key: row[key] for key in CURVE if key in row} for row in trainer.history
             ]
@@ -117,7 +120,7 @@ def run(options: PPOCommand, sft: Path, rm: Path, folder: Path, sizes: Sizes | N
 
 
 def open_context(options: PPOCommand) -> RunContext[PPOCommand]:
-    """Data and base model of the options; no folder is made."""
+    """Load the data and the base model that the options name. The context has no run folder."""
     join_processes()
     task = load_task(options.dataset, size=options.size, bad_rows=options.bad_rows)
     base = load_base(options)
@@ -136,13 +139,13 @@ def open_context(options: PPOCommand) -> RunContext[PPOCommand]:
 
 
 def measure(trainer: PPOTrainer, prompts: Sequence[str], sizes: Sizes, seed: int = 0) -> dict:
-    """What the trainer's critic predicts, and its policy's gradient under each estimator; training stays unchanged.
+    """What the trainer's critic predicts, and its policy's gradient under each estimator; nothing is trained.
 
-    Returns numbers and intervals by name: `credit_seen` since the start of the response and `token_credit_seen` of a
-    single token; `explained` by quarter, and `explainable` at each cut (at `cuts`, shares of the response); `noise` of
-    V and of V*; `ranking`; `gradients` by estimator.
+    Returns numbers and intervals by name: `score` and `tokens`, means over responses; the results of `measure_critic`;
+    and `gradients`, a comparison for each estimator.
     """
-    with torch.random.fork_rng(devices=[]):  # training goes on with its own random numbers
+    # After this, training draws the random numbers that it would have drawn without a measurement.
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1_000_003 + seed)
         rollout = gradients.sample_replicates(trainer, prompts, sizes.replicates)
         measured = {
@@ -155,8 +158,16 @@ def measure(trainer: PPOTrainer, prompts: Sequence[str], sizes: Sizes, seed: int
 
 
 def measure_critic(trainer: PPOTrainer, rollout: Rollout, count: int, sizes: Sizes) -> dict:
-    """The part of `measure` that asks the critic; the first `count` responses with two tokens or more are cut."""
-    # 1. The critic's values of all responses, and scores of continuations at the cuts of some.
+    """The part of `measure` that asks the critic.
+
+    Of the first `count` responses, those with at least two tokens are cut, and continued from the cuts.
+
+    Returns numbers and intervals by name (see `credit`): `credit_seen`, the share of the credit since the start of a
+    response that the critic predicts, and `token_credit_seen`, that of a single token; `explained` variance by quarter
+    of the responses; `explainable`, the highest possible at each cut, and `cuts`, where the cuts are, in shares of a
+    response; `noise` of V and of V*; `ranking` of next tokens.
+    """
+    # 1. The critic's values of all responses, and scores of continuations from the cuts of the chosen ones.
     models = trainer.models
     values = credit.token_values(models.critic, rollout)
     rows = (rollout.lengths[:count] > 1).nonzero().flatten().cpu()
@@ -173,11 +184,12 @@ def measure_critic(trainer: PPOTrainer, rollout: Rollout, count: int, sizes: Siz
         progress="cuts",
     )
     values_at_cuts = values[rows].gather(1, cuts)
-    # 2. Neighbouring cuts (t, t + 1), every pair as a row of its own: what happened is one token's credit.
+    # 2. After the first cut, which is the start, come pairs of neighbours (t, t + 1). With each pair as a separate row,
+    # what happens between the two cuts of a row is one token's credit.
     values_in_pairs = values_at_cuts[:, 1:].unflatten(1, (-1, 2)).flatten(0, 1)
     scores_in_pairs = scores[:, 1:].unflatten(1, (-1, 2)).flatten(0, 1)
-    # 3. One place of each of a few responses, the places in turn, at which next tokens are ranked.
-    places = cuts[:, 1::2]
+    # 3. Next tokens are ranked at one place of each of a few responses: response i takes place i modulo their number.
+    places = cuts[:, 1::2]  # the first cut of each pair
     place_of_response = torch.arange(len(rows), device=cuts.device)[:, None] % places.shape[1]
     places = places.gather(1, place_of_response)
     few = torch.arange(min(sizes.ranked, len(rows)))
@@ -207,13 +219,17 @@ def measure_critic(trainer: PPOTrainer, rollout: Rollout, count: int, sizes: Siz
 
 
 def measure_gradients(trainer: PPOTrainer, rollout: Rollout, replicates: int, prompts: int) -> dict:
-    """The comparison of each rung of the ladder, and of RLOO, with RLOO, for the trainer's batch size."""
+    """Compare the gradient of each estimator of `LADDER`, and RLOO's own, with RLOO's, for the trainer's batch size.
+
+    `prompts` is the number of prompts, each of which has `replicates` answers in the rollout.
+    """
     estimators = {
         name: gradients.preset_estimator(name, trainer.config, trainer.seed) for name in LADDER
     }
     estimates = gradients.policy_gradients(trainer, rollout, replicates, estimators)
     reference = estimates[gradients.REFERENCE]
-    batch_share = trainer.config.batch_size / prompts  # a replicate answers each prompt once
+    # A replicate has one response to each prompt.
+    batch_share = trainer.config.batch_size / prompts
     return {
         name: vars(gradients.compare_gradients(estimate, reference, batch_share))
         for name, estimate in estimates.items()
@@ -223,7 +239,7 @@ def measure_gradients(trainer: PPOTrainer, rollout: Rollout, replicates: int, pr
 def _trainer(
     context: RunContext[PPOCommand], sft: Path, rm: Path, options: PPOCommand, name: str
 ) -> PPOTrainer:
-    """A trainer with fresh models, as a run of these options has it."""
+    """A trainer with new models, as a run with these options and this seed starts."""
     set_seed(options.seed)
     models = build_models(
         context.base, sft, rm, options.critic_init, critic_head_init=options.critic_head_init

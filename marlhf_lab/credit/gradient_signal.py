@@ -39,11 +39,15 @@ def token_advantages(
     """
     options = PPOTrainerConfig(n=str(n), sigma=sigma, lam=lam)
     made_objective = build_objective(objective, options)
-    no_kl = torch.zeros(rollout.mask.shape)  # equal log-probabilities of policy and reference
-    from_reference = Rollout(**vars(rollout) | {"ref_logprobs": no_kl})
+    # There is no KL if policy and reference have equal log-probabilities, so all of them may be 0.
+    zeros = torch.zeros(rollout.mask.shape)
+    from_reference = Rollout(**vars(rollout) | {"ref_logprobs": zeros})
     batch = made_objective.batch(from_reference, make_rule(options)(rollout.mask))
-    outputs = ModelOutputs(no_kl, no_kl, values.masked_fill(~rollout.mask, 0.0))
-    of_steps = made_objective.advantages(batch, outputs).advantages  # of macro actions
+    outputs = ModelOutputs(
+        logprobs=zeros, entropy=zeros, values=values.masked_fill(~rollout.mask, 0.0)
+    )
+    # One advantage for each step, which is a macro action, or a token if the objective says so.
+    of_steps = made_objective.advantages(batch, outputs).advantages
     return batch.steps.broadcast(of_steps).masked_fill(~rollout.mask, 0.0)
 
 
@@ -53,8 +57,13 @@ def slopes(
 ) -> Tensor:
     """[B, T] slopes of log-probabilities along a direction [W] of the parameters, by a central difference.
 
-    `logprobs` computes them [B, T] with the parameters as they are; these are moved by ± `step` times the direction and
-    put back, also if `logprobs` fails. W is the number of all parameters together.
+    The parameters are moved by ± `step` times the direction and then put back, even if `logprobs` fails.
+
+    Args:
+        logprobs: computes the log-probabilities [B, T] with the parameters as they are at that moment.
+        parameters: all of them together have W numbers.
+        direction: [W], in the order of `parameters`.
+        step: how far the parameters move, in lengths of the direction.
     """
     parts = direction.split([parameter.numel() for parameter in parameters])
     starts = [parameter.detach().clone() for parameter in parameters]
@@ -74,7 +83,7 @@ def slopes(
 
 
 def projection(advantages: Tensor, slope: Tensor, mask: Tensor) -> float:
-    """The gradient of the mean over tokens of Â log π, along the direction of `slope` [B, T]."""
+    """The gradient of the mean of Â log π over tokens, along the direction in which log π has these slopes [B, T]."""
     return float((advantages.double() * slope)[mask].sum() / mask.sum())
 
 

@@ -23,7 +23,7 @@ START: State = (1, HIGHEST, 0)
 
 
 def outcomes(state: State, guess: int) -> Iterator[tuple[float, float, State | None]]:
-    """What a guess may lead to: probability, reward, and the next state, None if the game ends."""
+    """Yield each outcome of a guess: its probability, its reward, and the next state, or None if the game ends."""
     low, high, turns = state
     count = high - low + 1
     is_last_turn = turns + 1 == MAX_TURNS
@@ -43,13 +43,13 @@ def guesses(state: State) -> range:
 
 @lru_cache(None)
 def value(state: State, best: bool = False) -> float:
-    """V(s) of random guesses; with `best`, of the best ones, which halve the interval."""
+    """V(s), the expected score of random guesses; if `best`, of the best guesses, which halve the interval."""
     values = [value_of_guess(state, guess, best) for guess in guesses(state)]
     return max(values) if best else sum(values) / len(values)
 
 
 def value_of_guess(state: State, guess: int, best: bool = False) -> float:
-    """Q(s, g): the expected score after this guess; the guesses that follow are random, or with `best` the best."""
+    """Q(s, g): the expected score after this guess. The guesses that follow are random; if `best`, the best ones."""
     expected = 0.0
     for probability, reward, next_state in outcomes(state, guess):
         later = value(next_state, best) if next_state else 0.0
@@ -74,15 +74,16 @@ def visits(start: State = START) -> dict[State, float]:
 
 @dataclass(frozen=True)
 class Estimator:
-    """GAE over the macro actions of a turn, which have these lengths in tokens; `sigma` is equal or start.
+    """GAE over the macro actions of a turn.
 
     The advantage of a macro action is known + fade · (R + V(ω') + λ Â'). R is the turn's reward; V(ω') and Â' are value
-    and advantage of the next turn's first macro action, both 0 if the game ends. `known` is what the turn itself says.
+    and advantage of the next turn's first macro action, both 0 if the game ends. `known` depends only on the values of
+    this turn's macro actions; `fade` is λ^k if k macro actions follow in the turn.
     """
 
-    lengths: tuple[int, ...]
+    lengths: tuple[int, ...]  # of a turn's macro actions, in tokens; together they are `TOKENS`
     lam: float = 0.95
-    sigma: str = "equal"
+    sigma: str = "equal"  # the value of a macro action is the mean over its tokens; "start": that of its first token
     seen: float = 0.0  # the share of the values that the critic predicts
 
     def of_guess(self, state: State, guess: int) -> tuple[float, float]:
@@ -114,12 +115,14 @@ class Estimator:
     def _known_and_fade(self, values: list[float], action: int) -> tuple[float, float]:
         """`known` and `fade` of macro action number `action` in a turn whose actions have these values.
 
-        Inside a turn there is no reward, so δ is the difference of two values.
+        The advantage is the sum of λ^k δ over the actions k = 0, 1, … from this one on. Inside a turn there is no
+        reward, so δ is the difference of two values. The last action's δ is R + V(ω') − its value: only its value is
+        known.
         """
         fade = self.lam ** (len(values) - 1 - action)
         known = 0.0
-        for later, (here, there) in enumerate(pairwise(values[action:])):
-            known += self.lam**later * (there - here)
+        for k, (value_now, value_next) in enumerate(pairwise(values[action:])):
+            known += self.lam**k * (value_next - value_now)
         return known - fade * values[-1], fade
 
     def _moments(self, state: State, guess: int, known: float, fade: float) -> tuple[float, float]:
@@ -127,10 +130,12 @@ class Estimator:
         mean = 0.0
         mean_square = 0.0
         for probability, reward, next_state in outcomes(state, guess):
-            first, second = self._moments_of_turn(next_state) if next_state else (0.0, 0.0)
+            # X = V(ω') + λ Â' is random, because it depends on the next guesses. Its mean is m, its mean square m2.
+            m, m2 = self._moments_of_turn(next_state) if next_state else (0.0, 0.0)
             fixed = known + fade * reward
-            mean += probability * (fixed + fade * first)
-            mean_square += probability * (fixed**2 + 2 * fixed * fade * first + fade**2 * second)
+            mean += probability * (fixed + fade * m)
+            # the mean of (fixed + fade · X)²
+            mean_square += probability * (fixed**2 + 2 * fixed * fade * m + fade**2 * m2)
         return mean, mean_square
 
     @lru_cache(None)  # noqa: B019 - estimators are few and small
@@ -140,6 +145,7 @@ class Estimator:
         for guess in guesses(state):
             values = self._values_of_actions(state, guess)
             known, fade = self._known_and_fade(values, 0)
+            # V(ω) + λ Â = V(ω) + λ (known + fade · …)
             moments.append(
                 self._moments(state, guess, values[0] + self.lam * known, self.lam * fade)
             )
@@ -156,23 +162,26 @@ class Credit:
 
     kept: float  # slope of the estimate on the true advantage: the share of the credit that is left
     cosine: float  # of the mean estimate with the true advantage
-    bias: float  # root mean square of mean estimate / kept - truth, over that of the truth
-    noise: float  # root of the mean variance / kept, over the root mean square of the truth
+    # The estimate is divided by `kept` before it is compared with the truth; both are in units of the truth's root mean
+    # square.
+    bias: float  # root mean square of (mean estimate / kept − truth)
+    noise: float  # root of the estimate's mean variance, over `kept`
 
 
 def credit(estimator: Estimator, start: State = START) -> Credit:
     """Compare an estimator with the true advantages Q(s, g) - V(s), over all guesses of games from `start`."""
     # 1. A row for each guess in each state: how often random games make it, its true advantage, and the estimate's
-    # mean and variance. The means are compared inside a state, so the mean of its guesses is taken away.
+    # mean and variance. Only the guesses of a state are compared with each other, so the mean over a state's guesses is
+    # subtracted from their means.
     rows = []
     for state, share in visits(start).items():
         estimates = np.array([estimator.of_guess(state, guess) for guess in guesses(state)])
-        of_state = estimates[:, 0].mean()
+        mean_of_state = estimates[:, 0].mean()
         for guess, (mean, variance) in zip(guesses(state), estimates, strict=True):
             truth = value_of_guess(state, guess) - value(state)
-            rows.append((share / len(estimates), truth, mean - of_state, variance))
+            rows.append((share / len(estimates), truth, mean - mean_of_state, variance))
     weight, truth, mean, variance = np.array(rows).T
-    # 2. Moments over all guesses.
+    # 2. Moments over all guesses, each weighed by how often it is made.
     product = float(weight @ (truth * mean))
     square_of_truth = float(weight @ truth**2)
     square_of_mean = weight @ mean**2
@@ -189,13 +198,14 @@ def credit(estimator: Estimator, start: State = START) -> Credit:
 def turn_end_bias(
     advantage: float, behind: tuple[int, int], p: float = 0.5, before: int = GUESS + 1
 ) -> float:
-    """Bias of turns if the policy decides how much it says after a guess; without bias it is 0.
+    """A bias of macro actions that are whole turns, if the policy decides how much it says after a guess.
 
-    The critic is exact, and values have equal weights. A turn with `before` tokens up to and with the guess and b
-    after it has V(ω) = (before V + b Q) / (before + b), so its advantage is the share before / (before + b) of Q - V.
-    With b one of two numbers `behind`, the first with probability p, the gradient with respect to the logit of p is
-    p (1 - p) (Q - V) times the difference of the two shares: after a good guess shorter turns are taught, after a bad
-    one longer ones. With the value of the first token alone (`sigma` start) both shares are 1.
+    The critic is exact, and values have equal weights. If a turn has `before` tokens up to and with the guess, and b
+    after it, then V(ω) = (before V + b Q) / (before + b), so its advantage is the share before / (before + b) of Q - V.
+    Let the policy choose b among the two numbers `behind`, the first with probability p. Then the gradient with respect
+    to the logit of p, which is returned, is p (1 - p) (Q - V) times the difference of the two shares. It should be 0,
+    because b does not change the score. But after a good guess shorter turns are taught, after a bad one longer ones.
+    With the value of the first token alone (`sigma` start) both shares are 1, and there is no bias.
 
     advantage: Q - V of the guess.
     """

@@ -32,7 +32,7 @@ from marlhf_lite.training.rollout import (
 from marlhf_lite.utils.errors import InputError
 
 Reward = Callable[[Rollout], Tensor]
-TOKENS_AT_A_TIME = 8  # then the responses that have ended leave the batch
+TOKENS_AT_A_TIME = 8  # after so many tokens the responses that have ended leave the batch
 
 
 def even_cuts(lengths: Tensor, places: int = 3) -> Tensor:
@@ -41,6 +41,7 @@ def even_cuts(lengths: Tensor, places: int = 3) -> Tensor:
     A cut t is the state before token t. `lengths` [B] count tokens; every response has at least 2.
     """
     shares = torch.arange(1, places + 1, device=lengths.device) / (places + 1)
+    # At most length − 2, so that t + 1, the second cut of a pair, is a position of the response, too.
     starts = (lengths[:, None] * shares).long().minimum(lengths[:, None] - 2)
     pairs = torch.stack([starts, starts + 1], dim=2).flatten(1)
     return torch.cat([torch.zeros_like(lengths)[:, None], pairs], dim=1)
@@ -68,11 +69,12 @@ def monte_carlo_scores(
     """Scores [N, K] of K sampled continuations of each of N states; their mean is the value V* of the state.
 
     Args:
-        policy: continues the responses, at `sampling`'s temperature; the length limit counts the whole response.
+        policy: continues the responses.
         prompts: [N] texts, one for each state.
         prefixes: [N] token ids of the response so far; ids, because a text could be tokenised in another way.
         reward: scores a rollout [B], as in training.
-        continuations: K, even, for two halves.
+        sampling: its limits on the length count the whole response, with the prefix.
+        continuations: K, an even number, because `halves` splits them into two.
         batch_size: continuations that are sampled at a time.
         progress: name of the progress bar; empty for none.
 
@@ -83,7 +85,7 @@ def monte_carlo_scores(
         raise InputError(
             f"states: a prefix is as long as a response may be, {sampling.max_new_tokens} tokens"
         )
-    # States with equally many tokens left share a batch, so that it does not wait for its longest row.
+    # A batch samples until its last row has ended. So states with about equally many tokens left share a batch.
     by_length = sorted(range(len(prefixes)), key=lambda i: len(prefixes[i]))
     states_at_a_time = max(batch_size // continuations, 1)
     batches = [
@@ -131,7 +133,7 @@ def state_scores(
 
 
 def repeated(items: Sequence[str], times: int) -> list[str]:
-    """Each item as often as `times` says, copies next to each other."""
+    """Each item `times` times, with the copies of an item next to each other."""
     copies = []
     for item in items:
         copies += [item] * times
@@ -176,14 +178,16 @@ def continue_responses(
 ) -> Rollout:
     """Sample `count` responses that begin with each prefix: N·count rows, those of a state next to each other.
 
-    Each state is read once. Every few tokens the responses that have ended leave the batch.
+    To save work, the model reads each state only once, and every few tokens the responses that have ended leave the
+    batch.
 
     Args:
         model: the policy's language model.
         prompts, prefixes: [N] texts, and token ids of the responses so far, each shorter than a response may be.
         sampling: its limits count tokens of the whole response, with the prefix.
     """
-    # 1. Every state is read once, all but its last token, and copied `count` times.
+    # 1. The model reads each state once, without its last token, which `generate` reads. Then each state is copied
+    # `count` times.
     ends = end_of_text(model, tokenizer)
     device = next(model.parameters()).device
     states = [
@@ -194,25 +198,26 @@ def continue_responses(
     ids = ids.to(device)
     attention_mask = attention_mask.to(device)
     state_of_row = torch.arange(len(states)).repeat_interleave(count).tolist()
-    # None if a state is a single token: then there is nothing to read ahead.
+    # The cache of keys and values, with its rows repeated; None if every state is a single token.
     past = read_all_but_last(model, ids, attention_mask, state_of_row)
     ids = ids[state_of_row]
     attention_mask = attention_mask[state_of_row]
     width_of_states = ids.shape[1]
-    # 2. How many tokens each row may have, and must have at least, after its prefix.
+    # 2. How many tokens each row may have after its prefix, and how many it must have.
     prefix_lengths = torch.tensor([len(prefix) for prefix in prefixes]).repeat_interleave(count)
     most = sampling.max_new_tokens - prefix_lengths
     least = sampling.min_new_tokens - prefix_lengths
-    # 3. A few tokens at a time, for the rows that have not ended.
+    # 3. Sample a few tokens at a time, for the rows that have not ended: `rows` are their numbers.
     rows = torch.arange(len(ids))
     new_tokens: list[list[int]] = [[] for _ in rows]
     while len(rows):
         sampled = ids.shape[1] - width_of_states  # so far, in every row that continues
         step = min(TOKENS_AT_A_TIME, int(most[rows].max()) - sampled)
-        still_forbidden = least[rows] - sampled
+        # How many more tokens each row must have before an end token; if 0 or less, an end token may come at once.
+        still_required = least[rows] - sampled
         processors = ()
-        if still_forbidden.max() > 0:
-            processors = (EndsForbidden(still_forbidden, ends),)
+        if still_required.max() > 0:
+            processors = (EndsForbidden(still_required, ends),)
         step_sampling = SeededSampling(
             step,
             sampling.temperature,
@@ -227,12 +232,14 @@ def continue_responses(
             new_tokens[row] += added_to_row[valid_in_row].tolist()
         length = torch.tensor([len(new_tokens[row]) for row in rows])
         goes_on = ~ended.cpu() & (length < most[rows])
+        # If a row goes on, `step` tokens were sampled, and none of its own is padding.
         ids = tokens[goes_on]
         attention_mask = torch.nn.functional.pad(attention_mask, (0, step), value=1)[goes_on]
         rows = rows[goes_on]
         if len(rows) and past is not None:
             past.batch_select_indices(goes_on.nonzero().flatten().to(ids.device))
-    # 4. A row may have fewer tokens left than its batch: cut at its own limit, it is as if it was sampled up to there.
+    # 4. A step is as long as the row with the largest limit needs, so other rows may be longer than their own limit.
+    # Cut at its limit, a row is as if it had been sampled only up to there.
     responses = []
     for row, state in enumerate(state_of_row):
         responses.append([*prefixes[state], *new_tokens[row][: most[row]]])

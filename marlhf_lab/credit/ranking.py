@@ -38,23 +38,25 @@ def rank_next_tokens(
     continuations: int = 16,
     **options,
 ) -> Ranking:
-    """At each state draw `alternatives` next tokens from the policy, all different, and ask which leads furthest.
+    """At each state draw `alternatives` different next tokens from the policy, and ask which has the highest V*.
 
-    The first half of the continuations decides which token is best; critic and second half are compared with it. End
-    tokens are left out, because a critic has no value after them.
+    The first half of the continuations decides which token is best; the choices of the critic and of the second half
+    are compared with it. End tokens are left out, because a critic has no value after them.
 
     Args:
-        rollout, cuts: the states; cuts [B, C]. The limit of a response leaves at least two tokens at each.
-        policy, critic, reward, sampling, continuations, options: see `monte_carlo_scores`.
+        rollout, cuts: the states are the cuts [B, C] of these responses. At each of them the limit on the length allows
+            two more tokens: the one that is drawn, and one to continue with.
+        policy, reward, sampling, continuations, options: see `monte_carlo_scores`.
+        critic: gives the values.
 
     Raises:
-        InputError: more alternatives than the policy can choose among.
+        InputError: in a state, top-k and top-p leave fewer tokens than `alternatives`.
     """
     # 1. Draw tokens [B·C, k] at the states.
     prompts_of_states = repeated(rollout.prompts, cuts.shape[1])
     prefixes = prefixes_at(rollout, cuts)
     tokens = next_tokens(policy, tokenizer, prompts_of_states, prefixes, sampling, alternatives)
-    # 2. The states after each of these tokens, those of a state next to each other.
+    # 2. The states after each of these tokens: B·C·k of them, with those that follow the same state next to each other.
     prompts = repeated(prompts_of_states, alternatives)
     longer = []
     for prefix, tokens_of_state in zip(prefixes, tokens.tolist(), strict=True):
@@ -63,30 +65,33 @@ def rank_next_tokens(
     scores = monte_carlo_scores(
         policy, tokenizer, prompts, longer, reward, sampling, continuations, **options
     )
+    # The empty list: no token ends a response, since these go on.
     states = from_tokens(tokenizer, prompts, longer, []).to(next(policy.parameters()).device)
     values = _last_values(critic, states)
     return compare_rankings(values.reshape(tokens.shape), scores.reshape(*tokens.shape, -1))
 
 
 def compare_rankings(values: Tensor, scores: Tensor) -> Ranking:
-    """From the critic's values [N, k] and scores [N, k, K] of continuations after each of k tokens."""
+    """The ranking by the critic's values [N, k] and by scores [N, k, K] of continuations after each of k tokens."""
     a, b = halves(scores)  # [N, k] each
     states, alternatives = a.shape
+    # `a` decides which token is best. The critic and the other half each try to find it.
     hits_of_critic = _chance_of_same_best(a, np.asarray(values.cpu()))
     hits_of_half = _chance_of_same_best(a, b)
-    # Two independent halves: the mean of their product is the variance of V*, without its noise.
+    # The variance of V* between the tokens of a state. The noise of the two halves is independent, so the mean of their
+    # product has none. It is divided by k − 1, because the mean of each state was subtracted.
     product = (a - a.mean(1, keepdims=True)) * (b - b.mean(1, keepdims=True))
     variance = product.sum() / (states * (alternatives - 1))
     return Ranking(
         alternatives=alternatives,
         critic=wilson(float(hits_of_critic.sum()), states),
         halves=wilson(float(hits_of_half.sum()), states),
-        spread=float(np.sqrt(max(variance, 0.0))),
+        spread=float(np.sqrt(max(variance, 0.0))),  # noise may bring the product below 0
     )
 
 
 def _chance_of_same_best(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """[N] probability that a and b [N, k] have the same best token; ties are broken at random."""
+    """[N] probability that a and b [N, k] choose the same token, if each draws one of its highest at random."""
     is_best_in_a = a == a.max(1, keepdims=True)
     is_best_in_b = b == b.max(1, keepdims=True)
     return (is_best_in_a & is_best_in_b).sum(1) / (is_best_in_a.sum(1) * is_best_in_b.sum(1))
@@ -99,7 +104,7 @@ def next_tokens(
     """[N, count] different next tokens of each state, drawn from the policy without replacement; no end tokens.
 
     prompts, prefixes: [N] texts, and token ids of the responses so far. Raises `InputError` if top-k and top-p leave
-    fewer than `count` tokens in a state.
+    fewer than `count` possible tokens in a state.
     """
     device = next(policy.parameters()).device
     drawn = []
@@ -108,6 +113,7 @@ def next_tokens(
         states = []
         for row, ids in zip(rows.tolist(), prompt_ids, strict=True):
             states.append([*ids, *prefixes[row]])
+        # Padding is on the left, so the last column has the last token of every row.
         tokens, mask = pad(states, tokenizer.pad_token_id, left=True)
         mask = mask.to(device)
         output = policy.model(
@@ -129,7 +135,7 @@ def next_tokens(
 
 
 def _shaped(scores: Tensor, sampling: Sampling) -> Tensor:
-    """Logits [N, V] as `generate` shapes them: by temperature, top-k (0: none) and top-p (1: none)."""
+    """Logits [N, V] after temperature, top-k (0: all tokens) and top-p (1: all tokens), as `generate` applies them."""
     scores = scores / sampling.temperature
     if sampling.top_k:
         scores = logits.TopKLogitsWarper(min(sampling.top_k, scores.shape[1]))(None, scores)

@@ -24,7 +24,7 @@ BETA = 0.05  # β of the KL penalty
 
 
 def table(logprobs: list[float]) -> Tensor:
-    """Logits [6, 5] with this log-probability of the right word at each position; the other words share the rest."""
+    """Logits [6, 5] that give the right word at each position this log-probability; the other four share the rest."""
     wanted = torch.tensor(logprobs, dtype=torch.float64)
     logits = ((1 - wanted.exp()) / 4).log()[:, None].repeat(1, 5)
     logits[range(6), [WORDS.index(word) for word in WANTED]] = wanted
@@ -37,17 +37,20 @@ def of_sentence(logits: Tensor) -> Tensor:
 
 
 def linear_critic(heard: Tensor, scores: Tensor) -> Callable[[Tensor], Tensor]:
-    """Fit a critic to the scores [N] of sentences [N, 6]; it maps sentences [B, 6] to values [B, 6].
+    """Fit a critic to the sentences `heard` [N, 6] and their scores [N]; return it.
 
-    A value is a linear function of the position and of the words before it, by least squares.
+    The critic maps sentences [B, 6] to values [B, 6]. A value is a linear function of the position and of the words
+    before it, fitted by least squares.
     """
+    # At all six positions of a sentence the value to predict is the sentence's score.
     goals = scores[:, None, None].expand(-1, 6, 1).flatten(0, 1)
     weights = torch.linalg.lstsq(_features(heard).flatten(0, 1), goals, driver="gelsd").solution
     return lambda sentences: (_features(sentences) @ weights).squeeze(-1)
 
 
 def _features(sentences: Tensor) -> Tensor:
-    """The critic's input before each word: the words so far, and the position [B, 6, 36]."""
+    """[B, 6, 36] the critic's input before each word: the words so far (30 numbers), and the position (6)."""
+    # [6, 30]: the words are six blocks of 5 numbers, and at position t the blocks from t on are hidden.
     before = torch.arange(30) // 5 < torch.arange(6)[:, None]
     seen = one_hot(sentences, 5).float().flatten(1)[:, None] * before
     return torch.cat([seen, torch.eye(6).expand(len(sentences), 6, 6)], dim=2)

@@ -21,15 +21,17 @@ def textbook_ppo(
     """
     policy = critic = torch.zeros(())
     for b, length in enumerate(lengths.tolist()):
-        ahead = 0.0  # the advantage of the token after this one
-        following = 0.0  # the value of the state after this token
+        # After the last token there is neither an advantage nor a value.
+        advantage = 0.0
+        next_value = 0.0
         for t in reversed(range(length)):
             reward = scores[b] if t == length - 1 else 0.0
-            ahead = reward + following - old_values[b, t] + 0.95 * ahead  # the advantage
-            following = old_values[b, t]
+            delta = reward + next_value - old_values[b, t]
+            advantage = delta + 0.95 * advantage  # on the right: that of token t + 1
+            next_value = old_values[b, t]
             ratio = (logprobs[b, t] - old_logprobs[b, t]).exp()
-            policy = policy - torch.minimum(ratio * ahead, ratio.clamp(0.8, 1.2) * ahead)
-            goal = ahead + old_values[b, t]
+            policy = policy - torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+            goal = advantage + old_values[b, t]
             near = old_values[b, t] + (values[b, t] - old_values[b, t]).clamp(-0.2, 0.2)
             critic = critic + 0.5 * torch.maximum((values[b, t] - goal) ** 2, (near - goal) ** 2)
     return policy / lengths.sum(), critic / lengths.sum()
