@@ -99,9 +99,8 @@ def sample_replicates(trainer: PPOTrainer, prompts: Sequence[str], replicates: i
     with merged_adapter(policy.model), nonfinite_probabilities_refused():
         for start in range(0, len(prompts), prompts_at_a_time):
             some = list(prompts[start : start + prompts_at_a_time])
-            empty_responses = [[]] * len(
-                some
-            )  # so whole responses are sampled, from their first token
+            # Prefixes without tokens, so whole responses are sampled.
+            empty_responses = [[]] * len(some)
             parts.append(
                 continue_responses(
                     policy.model, tokenizer, some, empty_responses, replicates, trainer.sampling
@@ -153,9 +152,8 @@ def policy_gradients(
         sums = dict.fromkeys(gradients, 0.0)
         for part in rows.split(trainer.state.micro_batch.now):
             responses = rollout.select(part)
-            outputs = trainer.compute_outputs(
-                responses
-            )  # one pass of the models for all estimators
+            # One pass of the models serves all estimators.
+            outputs = trainer.compute_outputs(responses)
             for name, estimator in all_estimators.items():
                 advantages = rloo_advantages[part] if estimator is reference else None
                 sums[name] += _gradient(

@@ -71,10 +71,11 @@ def agree(one: Mapping[str, str | None], other: Mapping[str, str | None]) -> Agr
     """
     verdicts = list(WORTH)  # first, second, tie
     every_pair, judged = _both_judged([(one, other)])
-    # [3, 3]: one's verdict by the other's
+    # [3, 3]: how often each verdict of `one` meets each verdict of `other`
     table = pd.crosstab(judged["one"], judged["other"])
     counts = table.reindex(index=verdicts, columns=verdicts, fill_value=0).to_numpy()
     pairs = len(judged)
+    # κ depends only on these nine counts. To draw pairs with replacement is to draw new counts.
     drawn = np.random.default_rng(0).multinomial(pairs, counts.ravel() / pairs, RESAMPLES)
     kappas = kappa(drawn.reshape(-1, *counts.shape))
     return Agreement(
@@ -88,11 +89,17 @@ def agree(one: Mapping[str, str | None], other: Mapping[str, str | None]) -> Agr
 def agree_in_groups(
     couples: Iterable[tuple[Mapping, Mapping]], groups: Mapping[Hashable, Hashable]
 ) -> Agreement:
-    """Agreement and κ of several couples of raters, pooled, if pairs of a group are not independent observations.
+    """Agreement and κ of several couples of raters together, if pairs of a group are not independent observations.
 
-    `couples`: (one, other) as for `agree`; `groups`: pair id to its group, such as the prompt that several pairs share.
-    Both intervals are bootstrap intervals over groups. κ is Cohen's for one couple, and Fleiss' for all ordered couples
-    of the same raters. Raises `InputError` without a pair that both of a couple judged.
+    Pairs of the same prompt, for example, belong to one group. Both intervals are bootstrap intervals over groups. If
+    there is one couple, κ is Cohen's; if the couples are all ordered couples of the same raters, it is Fleiss'.
+
+    Args:
+        couples: (one, other) as for `agree`.
+        groups: pair id to its group.
+
+    Raises:
+        InputError: there is no pair that both raters of a couple judged.
     """
     verdicts = list(WORTH)  # first, second, tie
     every_pair, judged = _both_judged(couples)
@@ -116,13 +123,14 @@ def agree_in_groups(
 
 
 def _both_judged(couples: Iterable[tuple[Mapping, Mapping]]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the verdicts `one` and `other` of all couples, and of these the rows in which both raters judged.
+    """Return two tables of verdicts, with columns `one` and `other`: all rows, and those in which both raters judged.
 
-    The index has the ids of pairs; a pair that several couples saw has several rows. Raises `InputError` if no row is
-    left.
+    A row is a pair that a couple saw, so a pair that several couples saw has several rows. The index has the ids of
+    pairs. Raises `InputError` if both raters judged in no row.
     """
     of_couples = []
     for one, other in couples:
+        # The two columns are aligned by pair id. If only one rater has a pair, the other's verdict is NaN.
         columns = {"one": pd.Series(one, dtype=object), "other": pd.Series(other, dtype=object)}
         of_couples.append(pd.DataFrame(columns))
     verdicts = pd.concat(of_couples)
@@ -140,9 +148,10 @@ def kappa(counts: np.ndarray) -> np.ndarray:
     κ = (p_o − p_e) / (1 − p_e): agreement beyond what both would reach by chance. NaN if p_e is 1.
     """
     p = counts / counts.sum((-2, -1), keepdims=True)
-    observed = np.trace(p, axis1=-2, axis2=-1)
-    chance = (p.sum(-1) * p.sum(-2)).sum(-1)
+    observed = np.trace(p, axis1=-2, axis2=-1)  # p_o
+    chance = (p.sum(-1) * p.sum(-2)).sum(-1)  # p_e
     with np.errstate(invalid="ignore", divide="ignore"):
+        # If both raters give all pairs the same verdict, `chance` is 1, up to rounding.
         return np.where(1 - chance > 1e-12, (observed - chance) / (1 - chance), np.nan)
 
 
@@ -173,16 +182,22 @@ def agreement_table(
 
 
 def pairs_for_win_rate(rate: float) -> int:
-    """Number of pairs that show that a win rate differs from one half, at the 5 % level with a power of 80 %.
+    """How many pairs are needed to show that a win rate differs from one half, at the 5 % level with a power of 80 %.
 
-    Normal approximation, without ties; `rate` is a share from 0 to 1 other than one half.
+    By the normal approximation, without ties. `rate` is a share from 0 to 1 other than one half.
     """
+    # The standard deviation of a pair's outcome: 1/2 if the true rate is one half, √(rate (1 − rate)) if it is `rate`.
     spread = _Z_LEVEL / 2 + _Z_POWER * math.sqrt(rate * (1 - rate))
     return math.ceil((spread / (rate - 0.5)) ** 2)
 
 
 def pairs_for_difference(difference: float, std: float) -> int:
-    """Number of prompts that show that a mean paired difference is not 0; `std` is that of the differences."""
+    """How many prompts are needed to show that a mean paired difference is not 0.
+
+    As for `pairs_for_win_rate`, the level is 5 % and the power 80 %.
+
+    difference: the true mean; std: the standard deviation of the prompts' differences.
+    """
     return math.ceil(((_Z_LEVEL + _Z_POWER) * std / difference) ** 2)
 
 
@@ -198,8 +213,8 @@ def agreement_map(table: Sequence[Mapping]) -> Axes:
     texts = pd.DataFrame("", raters[1:], raters[:-1])
     for row in table:
         share = row["agreement"]
-        kappa = row["kappa"]["mean"]
-        words = "κ undefined" if np.isnan(kappa) else f"κ {signed(kappa)}"
+        mean_kappa = row["kappa"]["mean"]
+        words = "κ undefined" if np.isnan(mean_kappa) else f"κ {signed(mean_kappa)}"
         shares.loc[row["b"], row["a"]] = share["mean"]
         texts.loc[row["b"], row["a"]] = (
             f"{percent(share['mean'])}\n[{percent(share['low'])}, {percent(share['high'])}]\n{words}"
@@ -221,7 +236,7 @@ def agreement_map(table: Sequence[Mapping]) -> Axes:
     make_words_on_cells_readable(ax)
     ax.grid(False)
     ax.set(xlabel="rater", ylabel="rater")
-    # 3. Below it the number of pairs, or the smallest and the largest number.
+    # 3. A caption with the number of pairs that two raters share; if it differs, the smallest and the largest.
     pairs = [row["pairs"] for row in table]
     count = " to ".join(str(number) for number in sorted({min(pairs), max(pairs)}))
     caption(ax.figure, f"Share of {count} pairs with the same verdict [interval], and Cohen's κ.")
@@ -243,7 +258,7 @@ def win_rates(rates: Mapping[str, WinRate]) -> Axes:
     ax = subplots((1, 1), 0.1 * len(rates) + 0.24)[0, 0]
     shares.plot.barh(stacked=True, width=0.66, color=OUTCOMES, legend=False, ax=ax)
 
-    # 2. The share stands in each part of a bar that is wide enough for it.
+    # 2. Each part of a bar that is wide enough for words shows its share.
     def words(share: float) -> str:
         return percent(share) if share >= 0.06 else ""
 
@@ -257,7 +272,7 @@ def win_rates(rates: Mapping[str, WinRate]) -> Axes:
         interval = f"[{percent(found.low)}, {percent(found.high)}]"
         labels.append(f"{name}\n{percent(found.mean)} {interval}")
     ax.set_yticks(range(len(rates)), labels, parse_math=False)
-    # It shows between the bars.
+    # zorder 0 puts the line behind the bars, so that it shows only between them.
     ax.axvline(0.5, color="black", linewidth=0.8, linestyle="--", zorder=0)
     ax.set(xlim=(0, 1), xlabel="share of pairs", ylabel="win rate [interval]")
     ax.invert_yaxis()

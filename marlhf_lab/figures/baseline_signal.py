@@ -23,9 +23,10 @@ def baseline_record() -> dict:
 
 
 def signal_table(record: Mapping) -> str:
-    """Signal over noise of one answer's gradient by estimator, and contrasts, one line per setting, in Markdown.
+    """Signal over noise of one answer's gradient by estimator, as a table in Markdown with a line for each setting.
 
-    Estimators have the letters of the benchmark. The line of the primary setting is bold.
+    After the estimators come differences of two of them, and how many times as noisy the critic's baseline is as a
+    fitted one. Estimators have the letters of the benchmark. The name of the primary setting is bold.
     """
     estimators = ("T", "L", "M", "S", "D", "fitted")
     contrasts = ("S - M", "D - L", "fitted - L")
@@ -47,17 +48,19 @@ def signal_table(record: Mapping) -> str:
 def response_figure(record: Mapping, n: int = 5) -> np.ndarray:
     """Draw each critic's response to a choice, the credit beside it, and what pooling subtracts; return the [2] Axes.
 
-    All in deviations of the setting's score, for a choice of slope 1. `n`: tokens of a macro action on the right.
+    The choice has slope 1 (see `critic_response`). All numbers are in units of the standard deviation of the setting's
+    score. `n`: tokens of a macro action, in the panel on the right.
     """
     axes = plots.subplots((1, 2), 0.5)[0]
     left, right = axes
     styles = plots.method_styles([*record["cells"]], marker=True)
-    places_of_credit = []  # beyond the last token, side by side
+    # The credit of each setting is drawn in the left panel, too, to the right of the last token, side by side.
+    places_of_credit = []
     for rank, (setting, style) in enumerate(styles.items()):
         cell = record["cells"][setting]
         unit = cell["score"]["deviation"]
         line = style | {"markersize": 3}
-        # The change of V so many tokens after a choice of slope 1.
+        # [SHOWN] the change of V 1, 2, … tokens after a choice
         response = np.array([after["mean"] for after in cell["response"][:SHOWN]]) / unit
         left.plot(np.arange(1, SHOWN + 1), response, label=setting, **line)
         place = SHOWN + 1.5 + rank

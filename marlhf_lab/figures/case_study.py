@@ -21,7 +21,7 @@ SCORES = {
     "ended": "EOS",
 }
 _PLAIN = "white-space:pre-wrap;overflow-wrap:anywhere;font-family:monospace;line-height:1.6"
-# Notebooks' pages align the cells of a table to the right, if they do not say otherwise.
+# Notebooks' pages align the cells of a table to the right unless the cells say otherwise.
 _CELL = '<td style="text-align:left;vertical-align:top">'
 _HEAD = '<th style="text-align:left;vertical-align:top">'
 _TABLE = '<table border="0" style="width:100%;text-align:left">'
@@ -40,13 +40,15 @@ def case_study(
 
     Args:
         responses: one of each method to each prompt, as `evaluate_checkpoints` gives them.
-        rules: method to the rule whose macro actions are shown in its responses; others are shown as plain text.
-        prompts: how many; `seed` draws them, so nobody picks them.
+        tokenizer: reads the token ids of responses whose macro actions are shown.
+        rules: method to the rule whose macro actions are shown in its responses. The responses of a method without a
+            rule are shown as plain text.
+        prompts: how many prompts to show. `seed` draws them, so that nobody picks them.
 
     Raises:
         InputError: two responses of a method to a prompt, or a prompt that a method did not answer.
     """
-    # 1. Check that every method has one response to a prompt, and draw prompts.
+    # 1. Check that no method has two responses to a prompt, and draw prompts.
     frame = to_frame(responses)
     rules = rules or {}
     methods = frame["method"].unique().tolist()
@@ -63,6 +65,7 @@ def case_study(
     for prompt_id in ids:
         if prompt_id not in drawn:
             continue
+        # A row for each method. `drop=False` keeps the column: a row still has its method.
         answers = frame[frame["id"] == prompt_id].set_index("method", drop=False)
         silent = [method for method in methods if method not in answers.index]
         if silent:
@@ -90,7 +93,7 @@ def _scores(row: pd.Series) -> str:
     lines = []
     for name, label in SCORES.items():
         value = row.get(name)
-        if value is None or pd.isna(value):
+        if value is None or pd.isna(value):  # this response has no such score
             continue
         if name == "ended":
             words = "yes" if value else "no"
@@ -103,10 +106,10 @@ def _scores(row: pd.Series) -> str:
 
 
 def _response(row: pd.Series, tokenizer, rule: TerminationRule | None) -> str:
-    """The response as plain text, or with the macro actions of its rule."""
+    """The response with the macro actions of `rule`; as plain text if there is no rule."""
     if rule is None:
         return _text(row["response"])
-    rollout = restore(tokenizer, row.to_frame().T)
+    rollout = restore(tokenizer, row.to_frame().T)  # a table of one row
     macro = rule(rollout.mask, token_ids=rollout.response_ids, tokenizer=tokenizer)
     count = int(macro.mask.sum())
     pieces = token_pieces(tokenizer, row["token_ids"])

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from marlhf_lite.plotting.styles import method_styles
 
+# kind -> the method whose colour and line it has, its name in the figures
 KINDS = {
     "macro": ("MA-PPO", "macro actions, λ = 0.95"),
     "control": ("PPO lam^(1/n)", "single tokens, λ′ = 0.95^(1/n)"),
@@ -24,11 +25,12 @@ def signal_by_distance(
 
     Args:
         far: [K] distances in tokens.
-        signals: {(kind, n): (mean [K], half of its interval [K])}, kind "macro" or "control".
+        signals: {(kind, n): (mean [K], half the width of its interval [K])}; a kind is "macro" or "control".
     """
     _, axes = plt.subplots(1, 2, figsize=(7.4, 3), sharey=True)
     for ax, (kind, (_, title)) in zip(axes, KINDS.items(), strict=True):
         of_kind = {n: signal for (name, n), signal in signals.items() if name == kind}
+        # There are markers and greys for up to five n.
         for (n, (mean, half)), marker, grey in zip(of_kind.items(), "os^vD", GREYS, strict=False):
             label = f"n = {INFINITE.get(n, n)}"
             ax.errorbar(far, mean, half, marker=marker, markersize=4, color=grey, label=label)
@@ -45,15 +47,17 @@ def cosines_by_critic(
 
     Args:
         critics, sizes: names of the critics, and the n of the macro actions.
-        cosines: {(critic, kind, n): [seeds]}, kind "macro" or "control".
+        cosines: {(critic, kind, n): [seeds]}; a kind is "macro" or "control".
     """
     _, axes = plt.subplots(1, len(critics), figsize=(7.6, 3.2), sharey=True)
     for ax, critic in zip(axes, critics, strict=True):
+        # The two kinds stand a little left and right of each n, so that their bars do not cover each other.
         for shift, (kind, (method, label)) in zip((-0.08, 0.08), KINDS.items(), strict=True):
             of_sizes = [cosines[critic, kind, n] for n in sizes]
             ax.errorbar(
                 [place + shift for place in range(len(sizes))],
                 [of_seeds.mean() for of_seeds in of_sizes],
+                # half of a 95 % interval over seeds
                 [1.96 * of_seeds.std() / math.sqrt(len(of_seeds)) for of_seeds in of_sizes],
                 marker="o",
                 markersize=4,
@@ -69,6 +73,8 @@ def cosines_by_critic(
 
 def credit_by_place(shares: Mapping[str, Mapping[str, tuple]]) -> Axes:
     """Draw the share of a token's credit that each σ leaves, by place in the macro action, a panel for each critic.
+
+    Lines are the expected shares; marks are the measured ones, with 95 % intervals.
 
     Args:
         shares: {title of the critic: {σ: (expected [n], measured [n], standard error [n])}}.
@@ -103,12 +109,17 @@ def _legend_above(ax: Axes, columns: int) -> None:
 def norms_by_n(
     sizes: Sequence[int], norms: Mapping[str, Sequence[float]], rms: Mapping[str, Sequence[float]]
 ) -> Axes:
-    """Draw L2 norms (left) and root mean squares (right) of advantages and returns by n: {"Â": [N], "Q̂": [N]}."""
+    """Draw L2 norms (left) and root mean squares (right) of advantages and returns by n.
+
+    Args:
+        sizes: [N] the values of n; the first is 1.
+        norms, rms: {"Â": [N], "Q̂": [N]}.
+    """
     _, (left, right) = plt.subplots(1, 2, figsize=(7.2, 3.2))
     for name, marker, line in (("Â", "o", "-"), ("Q̂", "s", "--")):
         left.loglog(sizes, norms[name], label=f"norm of {name}", marker=marker, linestyle=line)
         right.semilogx(sizes, rms[name], label=f"RMS of {name}", marker=marker, linestyle=line)
-    # What the norm would be if only the number of macro actions changed.
+    # What the norm of Â would be if only the number of macro actions changed, which is the number of tokens over n.
     by_count_alone = [norms["Â"][0] / n**0.5 for n in sizes]
     label = "norm of Â at n = 1, over √n"
     left.loglog(sizes, by_count_alone, color="0.4", linestyle=":", label=label)

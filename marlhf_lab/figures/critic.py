@@ -12,7 +12,10 @@ from marlhf_lite.plotting.styles import SERIES
 
 @plt.rc_context(plots.STYLE)
 def value_paths(at: Sequence[int], groups: Mapping[str, np.ndarray]) -> Axes:
-    """Draw true values at these positions: a thin line per answer, and the mean of each group [R, len(at)]."""
+    """Draw true values along answers: a thin line for each answer, and a bold one for the mean of each group.
+
+    at: the positions in an answer, in tokens written; groups: two names to the values [R, len(at)] of R answers.
+    """
     ax = plots.subplots((1, 1), 0.42)[0, 0]
     for (name, values), colour in zip(groups.items(), (SERIES[0], SERIES[3]), strict=True):
         ax.plot(at, np.transpose(values), color=colour, alpha=0.25, linewidth=0.8)
@@ -26,7 +29,8 @@ def value_paths(at: Sequence[int], groups: Mapping[str, np.ndarray]) -> Axes:
 def sight_figure(history: Sequence[Mapping]) -> Axes:
     """Draw the share of credit that a critic predicts after each update, with its interval, and its explained variance.
 
-    `history`: after each update `s`, an interval, and `explained`, an interval for each quarter of the answers.
+    `history`: a row for each update, with `s`, the interval of this share, and `explained`, an interval of the
+    explained variance for each quarter of the answers. The figure shows the first and the last quarter.
     """
     ax = plots.subplots((1, 1), 0.42)[0, 0]
     seen = [row["s"] for row in history]

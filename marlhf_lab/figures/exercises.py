@@ -17,10 +17,10 @@ LONG = 600  # characters of an answer that are shown
 
 
 def taken(answer: Any) -> Any:
-    """Return an answer with NumPy arrays as tensors, floats in torch's default type; a function is wrapped.
+    """Return an answer in the form that the checks take.
 
-    A wrapped function returns tensors, too, and keeps what it returned last as `returned_last`. Other answers stay as
-    they are.
+    A NumPy array becomes a tensor; if it has floats, a tensor of torch's default type. A function is wrapped: what it
+    returns is converted in the same way, and kept as `returned_last`. Any other answer is returned as it is.
     """
     if isinstance(answer, np.ndarray) and answer.dtype.kind in "fiub":  # floats, integers and bools
         is_float = answer.dtype.kind == "f"
@@ -39,7 +39,10 @@ def taken(answer: Any) -> Any:
 
 
 def shown(name: str, answer: Any) -> str:
-    """Return an answer as one text, cut at `LONG` characters: its value, or what a function returned last."""
+    """Return a text that shows an answer: its value, or if it is a function, what the function returned last.
+
+    The text is cut after `LONG` characters.
+    """
     if hasattr(answer, "returned_last"):
         text = f"{name}(…) returned {answer.returned_last!r}"
     else:
@@ -54,13 +57,16 @@ def watch(shell: Any = None) -> None:
     shell = shell or get_ipython()
     if shell is None or hasattr(shell, "marlhf_exercises"):
         return
-    shell.marlhf_exercises = True
+    shell.marlhf_exercises = True  # a second call must not register again
     shell.events.register("pre_run_cell", _before(shell.user_ns))
     shell.events.register("post_run_cell", _after(shell.user_ns))
 
 
 def _before(names: dict) -> Callable[[Any], None]:
-    """What IPython calls before a cell: it converts the answers that the cell checks, in the notebook's `names`."""
+    """Return what IPython calls before a cell: it converts the answers that the cell checks.
+
+    `names` maps the names of the notebook to their values; the converted answers replace the values there.
+    """
 
     def convert(info: Any) -> None:
         for name in ASKED.findall(info.raw_cell or ""):
@@ -71,10 +77,13 @@ def _before(names: dict) -> Callable[[Any], None]:
 
 
 def _after(names: dict) -> Callable[[Any], None]:
-    """What IPython calls after a cell: if a check of the cell failed, it shows the answers and the check's hint."""
+    """Return what IPython calls after a cell: if a check of the cell failed, it shows the answers and the check's hint.
+
+    `names` maps the names of the notebook to their values.
+    """
 
     def explain(result: Any) -> None:
-        checked = dict.fromkeys(ASKED.findall(result.info.raw_cell or ""))
+        checked = dict.fromkeys(ASKED.findall(result.info.raw_cell or ""))  # each name once
         if not checked or not isinstance(result.error_in_exec, AssertionError):
             return
         for name in checked:

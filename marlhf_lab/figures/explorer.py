@@ -36,16 +36,19 @@ def explore(
     interactive: bool | None = None,
     own_rules: Sequence[str] = (),
 ) -> Any:
-    """Return widgets that draw `rule_figure` for every choice; without a browser, the figure of the first text.
+    """Return widgets that draw `rule_figure` for every choice, or one figure if there is no browser.
+
+    The one figure is that of the first text, with the default rule.
 
     Args:
-        tokenizer: a fast tokenizer; a text's response is its tokens and EOS.
+        tokenizer: a fast tokenizer. The response that is cut is a text's tokens and EOS.
         texts: title to text, to pick from; at least one.
         values: token ids to V(s_t) [T], for example a critic's.
         logprobs: token ids to log-probabilities [T] under the reference model, for the perplexity rules.
-        label: of the axis: what `values` are.
-        interactive: whether to return widgets; None asks `headless`.
-        own_rules: your own rules, which join the choice, as package.module:function (in a notebook __main__:function).
+        label: the label of the axis of values.
+        interactive: whether to return widgets; None: yes unless `headless()`.
+        own_rules: your own rules, which are added to the menu of rules, as package.module:function (in a notebook
+            __main__:function).
     """
     values = _remember(values)
     logprobs = _remember(logprobs)
@@ -62,6 +65,7 @@ def explore(
     ) -> None:
         text = own if own.strip() else example
         size = "inf" if n > LARGEST_N else str(n)
+        # If no rule takes these options, a message says so in place of the figure, and the widgets stay.
         try:
             choice = MacroConfig(n=size, cutoff=cutoff, **options)
             display(rule_figure(tokenizer, text, choice, seed, values, logprobs, label))
@@ -81,9 +85,9 @@ def explore(
 
 
 def _remember(function: Numbers) -> Numbers:
-    """`function`, asked only once for the same ids."""
+    """Return `function` with a memory: for the same ids it is called only once."""
     ask = cache(lambda ids: function(list(ids)).detach().float().cpu())
-    return lambda ids: ask(tuple(ids))  # a cache needs keys that do not change
+    return lambda ids: ask(tuple(ids))  # a key of the cache must be hashable, and a list is not
 
 
 def rule_figure(
@@ -97,27 +101,29 @@ def rule_figure(
 ) -> Figure:
     """Draw the spans of a text's macro actions, and below them the values of tokens and of macro actions.
 
-    An environment says the text in [[double brackets]]: a hole, which belongs to no macro action and has no value.
-    `choice` and `seed` make the rule; the other arguments are those of `explore`. Raises `InputError` for an empty
-    text, and for options that no rule has.
+    Text in [[double brackets]] is said by an environment: it belongs to no macro action and has no value. `choice` and
+    `seed` make the rule; the other arguments are those of `explore`. Raises `InputError` for an empty text, and for
+    options that no rule has.
     """
     if not text.strip():
         raise InputError("the text is empty: type one, or pick one above")
     # 1. Token ids of the text and of EOS, and which of them the policy wrote.
     ids: list[int] = []
-    is_policys: list[bool] = []
-    # `split` returns what stands outside and inside of brackets in turn, outside first.
+    is_of_policy: list[bool] = []
+    # `split` returns parts outside and inside of brackets in turn. The first one, which may be empty, is outside, so
+    # parts with even numbers are the policy's.
     for number, part in enumerate(re.split(r"\[\[(.*?)\]\]", text)):
         part_ids = tokenizer(part, add_special_tokens=False)["input_ids"]
         ids += part_ids
-        is_policys += [number % 2 == 0] * len(part_ids)
+        is_of_policy += [number % 2 == 0] * len(part_ids)
     ids.append(tokenizer.eos_token_id)
-    is_policys.append(True)
-    # 2. Its macro actions, and its values.
+    is_of_policy.append(True)
+    # 2. The macro actions of the response, as a batch of one row, and their values.
     context = {"token_ids": torch.tensor([ids]), "tokenizer": tokenizer}
     if choice.termination == "perplexity":
         context["ref_logprobs"] = logprobs(ids)[None]
-    macro = make_rule(choice, seed)(torch.tensor([is_policys]), **context)
+    macro = make_rule(choice, seed)(torch.tensor([is_of_policy]), **context)
+    # NaN leaves a gap in the picture.
     of_tokens = values(ids).float().masked_fill(~macro.token_mask[0], math.nan)
     of_actions = macro_values(of_tokens[None], macro, choice.sigma)[0].tolist()
     # 3. Above, the spans; the figure is as high as their lines of 64 characters need.
@@ -153,5 +159,6 @@ def rule_figure(
         loc="left",
     )
     figure.legend(loc="outside lower center", ncols=2)
-    plt.close(figure)  # whoever shows the figure shows it once
+    # Otherwise a notebook would show the figure once more by itself, at the end of the cell.
+    plt.close(figure)
     return figure

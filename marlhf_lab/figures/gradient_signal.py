@@ -15,30 +15,33 @@ from marlhf_lite.plotting import training as plots
 from marlhf_lite.utils.shipped import shipped
 from marlhf_lite.utils.tables import interval, markdown, number
 
-CRITICS = {  # of the record -> its name on the page, from the critic that knows least
+# a critic's name in the record -> its name on the page, from the critic that knows least
+CRITICS = {
     "zero, start": "head of zero, untrained",
     "constant": "constant: the mean reward",
     "zero, trained": "head of zero, trained",
     "normal, start": "normal head, untrained",
     "normal, trained": "normal head, trained",
 }
+# what the record has of each critic -> the head of its column
 KNOWN = {
     "value_noise": "noise of the values",
     "score_explained_variance": "explained variance of the score",
 }
-METHODS = {"PPO lam^(1/5)": "PPO-0.99", "PPO lam=1": "PPO, λ = 1"}  # names on the page
+# an estimator's name in the record -> its name on the page, if it differs
+METHODS = {"PPO lam^(1/5)": "PPO-0.99", "PPO lam=1": "PPO, λ = 1"}
 FIGURE = Path("figures") / "gradient_signal" / "signal_to_noise.png"
 
 
 def gradient_record(name: str = "benchmark_gradient_signal") -> dict:
-    """The stored record; the name with `_afterwards` is the record that looks for reasons."""
+    """The stored record. The record whose name ends with `_afterwards` looks for the reasons of what was found."""
     return json.loads(shipped(f"results/{name}.json").read_text(encoding="utf-8"))
 
 
 def ratio_table(record: Mapping) -> str:
     """Signal-to-noise of each estimator over PPO's, a line for each critic, in Markdown; the primary critic is bold.
 
-    If PPO's signal is negative, a ratio means nothing, and the table has "-".
+    If PPO's signal is not above 0, a ratio means nothing, and the table has "-" instead.
     """
     estimators = list(record["found"][record["primary"]]["over_PPO"])
     lines = []
@@ -67,9 +70,9 @@ def critic_table(record: Mapping) -> str:
 
 @plots.plt.rc_context(plots.STYLE)
 def signal_figure(record: Mapping, reasons: Mapping) -> np.ndarray:
-    """Draw signal-to-noise by critic and estimator, and how values move with the score; returns the [2] Axes.
+    """Draw signal-to-noise by critic and estimator, and below it how values move with the score; return the [2] Axes.
 
-    record, reasons: `gradient_record` without and with `_afterwards`.
+    record, reasons: what `gradient_record` returns for the name without and with `_afterwards`.
     """
     axes = plots.subplots((2, 1), 1.15)[:, 0]
     above, below = axes
@@ -78,19 +81,19 @@ def signal_figure(record: Mapping, reasons: Mapping) -> np.ndarray:
     # 1. Above: a line for each critic, in it an interval and a mark for each estimator.
     for line, critic in enumerate(CRITICS):
         for rank, estimator in enumerate(estimators):
+            # The estimators of a critic are 0.2 apart, around the middle of its line.
             place = line + 0.2 * (rank - (len(estimators) - 1) / 2)
             style = styles[estimator]
             projections = record["cells"]["projections"][critic][estimator]
             drawn = drawn_signals(projections, resamples=2000)
+            # The legend has each estimator once, so only the marks of the first critic have a label.
             above.plot(
                 np.percentile(drawn, [2.5, 97.5]), [place, place], color=style["color"], linewidth=2
             )
             above.plot(
                 record["found"][critic]["signal_to_noise"][estimator],
                 place,
-                label=METHODS.get(estimator, estimator)
-                if line == 0
-                else None,  # once in the legend
+                label=METHODS.get(estimator, estimator) if line == 0 else None,
                 color=style["color"],
                 marker=style["marker"],
                 markersize=6,
@@ -112,7 +115,7 @@ def signal_figure(record: Mapping, reasons: Mapping) -> np.ndarray:
         ylim=(len(CRITICS) - 0.5, -0.5), ylabel="critic", xlabel="signal over noise of one batch"
     )
     above.grid(axis="x", alpha=0.3, linewidth=0.5)
-    # 2. Below: a line for each critic whose values were compared with the score.
+    # 2. Below: a line for each critic whose values were compared with the score, by token of the answer.
     correlations = reasons["cells"]["correlations"]
     for (critic, by_token), dashes in zip(correlations.items(), ("-", "--", ":"), strict=True):
         below.plot(by_token, linestyle=dashes, color="black", linewidth=1.5, label=CRITICS[critic])

@@ -16,7 +16,7 @@ _LABELS = {"A": "1 is better", "B": "2 is better", "tie": "tie", "skipped": "ski
 
 
 class Person(Judge):
-    """Whose judgments a file holds. Each annotator has a separate file and order."""
+    """A person as a judge. Each annotator has a separate file of judgments, and a random order of responses."""
 
     def __init__(self, annotator: str, criteria: Criteria):
         self.name = f"human-{annotator}"
@@ -30,11 +30,11 @@ def judge_by_hand(
     annotator: str = "annotator-1",
     criteria: str = "tldr",
 ):
-    """A box with one pair at a time; a click stores the judgment and shows the next pair.
+    """Return a box that shows one pair at a time; a click stores the judgment and shows the next pair.
 
     Args:
-        pairs: to compare; the names of the methods are not shown.
-        folder: where judgments are kept; pairs that this annotator has judged there are not asked again.
+        pairs: what to compare; the names of the methods are not shown.
+        folder: where judgments are kept. If this annotator has judged a pair there, it is not asked again.
         annotator: whose judgments these are.
         criteria: tldr, hh or webgpt.
 
@@ -61,6 +61,7 @@ def judge_by_hand(
         show_next_pair()
 
     for winner, button in buttons.items():
+        # As a default, `winner` is fixed now; otherwise every button would store the last one of the loop.
         button.on_click(lambda _, winner=winner: store_and_go_on(winner))
     show_next_pair()
     return widgets.VBox([page, widgets.HBox(list(buttons.values()))])
@@ -69,6 +70,7 @@ def judge_by_hand(
 def _page(comparison: Comparison, criteria: str) -> str:
     """The question, the prompt and the two responses in HTML, each under its title."""
     task = CRITERIA[criteria]
+    # `prompt` and `response` are what the task calls a prompt and a response.
     titles = (task.prompt, f"{task.response} 1", f"{task.response} 2")
     parts = [("how to judge", task.question()), *zip(titles, comparison.texts, strict=True)]
     lines = []

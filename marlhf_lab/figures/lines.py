@@ -30,7 +30,7 @@ def line_panels(
     bands: Sequence[tuple[float, float]] = (),
     **axis: object,
 ) -> np.ndarray:
-    """Draw named series as lines, a panel for each title, with the legend of the first above them.
+    """Draw named series as lines, a panel for each title, with the legend of the first panel above all of them.
 
     If a name is that of a method, its line has the method's colour and style, as in all figures of the project.
 
@@ -39,8 +39,8 @@ def line_panels(
         x, y: labels of the axes, with units.
         at: [N] positions on the x axis of series without positions; None: 1, 2, …
         dots: title to series that are drawn as dots, in the colour of the line with the same name.
-        drawstyle: of the lines, as matplotlib has them, such as "steps-mid".
-        bands: ends of grey bands on the x axis.
+        drawstyle: how matplotlib joins the points of a line, such as "steps-mid".
+        bands: the two ends of each grey band on the x axis.
         axis: further properties of all panels, such as ``ylim`` and ``xscale``.
 
     Returns:
@@ -50,7 +50,7 @@ def line_panels(
     dots = dots or {}
     names: list[str] = []
     for series in (*panels.values(), *dots.values()):
-        names += series
+        names += series  # its names, with repetitions
     styles = _styles(names)
     for ax, (title, series) in zip(axes, panels.items(), strict=True):
         for name, numbers in series.items():
@@ -58,7 +58,7 @@ def line_panels(
             ax.plot(places, heights, label=name, drawstyle=drawstyle, **styles[name])
         for name, numbers in dots.get(title, {}).items():
             places, heights = _places_and_heights(numbers, at)
-            label = None if name in series else name  # its line has one
+            label = None if name in series else name  # the legend has the line of this name already
             ax.plot(places, heights, "o", markersize=3, color=styles[name]["color"], label=label)
         plots.dress(ax, x, y if ax is axes[0] else "")
         for low, high in bands:
@@ -70,9 +70,10 @@ def line_panels(
 
 
 def _styles(names: Sequence[str]) -> dict[str, dict]:
-    """name -> colour and line of a method or a quantity.
+    """Return name -> colour and line style of a method or a quantity.
 
-    A method has its own line. Quantities have a colour of `SERIES` and all the same line, so each gets another here.
+    A method has its own line style. A name that is no method's is a quantity: `method_styles` gives it a colour of
+    `SERIES` and a solid line, and here each quantity gets another line style.
     """
     styles = method_styles(list(dict.fromkeys(names)))
     quantities = 0
@@ -86,9 +87,12 @@ def _styles(names: Sequence[str]) -> dict[str, dict]:
 
 
 def _places_and_heights(numbers: Sequence, at: Sequence[float] | None) -> tuple[Sequence, Sequence]:
-    """Positions on the x axis and numbers, [N] each, of a series as `Series` and `line_panels` describe it."""
+    """Return the positions on the x axis and the numbers of a series, [N] each.
+
+    If a series has no positions of its own (see `Series`), they are `at`; without `at`, 1, 2, …
+    """
     numbers = np.asarray(numbers, dtype=float)
-    if numbers.ndim == 2:  # it has its own positions
+    if numbers.ndim == 2:  # [2, N], with positions
         places, heights = numbers
         return places, heights
     if at is None:
@@ -106,13 +110,14 @@ def signed_bars(series: Series, x: str, y: str, linear: float) -> Axes:
     styles = _styles(list(series))
     width = 0.8 / len(series)
     for rank, (name, numbers) in enumerate(series.items()):
+        # The bars of all series at one position stand side by side, around this position.
         places = np.arange(1, len(numbers) + 1) + width * (rank - (len(series) - 1) / 2)
         bars = ax.bar(places, numbers, 0.9 * width, color=styles[name]["color"], label=name)
         rounded = np.round(numbers, 3) + 0.0  # a negative zero becomes 0
         words = [f"{number:+.3f}".replace("-", "−") for number in rounded]
         ax.bar_label(bars, words, padding=2, fontsize="small")
     ax.axhline(0, color="0.2", linewidth=1.2)
-    ax.set_yscale("symlog", linthresh=linear)
+    ax.set_yscale("symlog", linthresh=linear)  # linear up to ±`linear`
     ax.margins(y=0.2)
     longest = max(len(numbers) for numbers in series.values())
     ax.set(xlabel=x, ylabel=y, xticks=range(1, longest + 1), yticks=[0])

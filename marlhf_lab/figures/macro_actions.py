@@ -31,13 +31,14 @@ _VISIBLE = str.maketrans({"\n": "↵", "\r": "↵", "\t": "→"})
 
 
 def token_pieces(tokenizer, ids: Sequence[int]) -> list[str]:
-    """The text of every token: a special token's is its name; if tokens share a character, the first one has it."""
+    """Return the text of every token, or the name of a special token. If tokens share a character, the first has it."""
     ids = [int(i) for i in ids]
-    text, places = TokenText(tokenizer)(ids)
+    text, places = TokenText(tokenizer)(ids)  # (start, end) of each token, in characters
     pieces = []
     covered = 0  # characters of the text that earlier tokens have
     for token, (start, end) in zip(ids, places, strict=True):
         if start < end:
+            # "" for the later ones of tokens that share a character
             pieces.append(text[max(start, covered) : end])
         else:  # a special token has no characters of the text
             pieces.append(tokenizer.convert_ids_to_tokens(token))
@@ -46,31 +47,34 @@ def token_pieces(tokenizer, ids: Sequence[int]) -> list[str]:
 
 
 def _width(text: str) -> int:
-    """The columns that a text takes: those of East Asia are two wide."""
+    """The columns that a text takes in a monospace font, in which wide characters of East Asia take two."""
     columns = 0
     for character in text:
-        is_wide = unicodedata.east_asian_width(character) in "WF"
+        is_wide = unicodedata.east_asian_width(character) in "WF"  # wide, full width
         columns += 2 if is_wide else 1
     return columns
 
 
 @functools.cache
 def _fonts(characters: frozenset[str]) -> list[str]:
-    """The monospace font, and installed fonts for characters that it lacks; warn once if no font has a character."""
+    """Return the names of fonts that together have all of these characters, the monospace font first.
+
+    If no installed font has a character, warn; the cache makes it one warning for the same characters.
+    """
     fonts = ["monospace"]
     printable = {character for character in characters if character.isprintable()}
     missing = _lacking(font_manager.findfont("monospace"), printable)
     for font in font_manager.fontManager.ttflist:
         if not missing:
             break
-        if font.name.startswith("Last Resort"):  # it has a box for every character
+        if font.name.startswith("Last Resort"):  # it only has a box in place of every character
             continue
         still_missing = _lacking(font.fname, missing)
         if still_missing < missing:
             fonts.append(font.name)
         missing = still_missing
     if missing:
-        # matplotlib would warn of each character in each figure.
+        # Our warning replaces matplotlib's, which would come for each character in each figure.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         warnings.warn(
             f"no font has {min(missing)}: install one such as Noto Sans CJK, then restart",
@@ -80,8 +84,8 @@ def _fonts(characters: frozenset[str]) -> list[str]:
 
 
 def _lacking(font: str, characters: Iterable[str]) -> set[str]:
-    """Those of the characters that the font of this file has no glyph for."""
-    glyph_of = font_manager.get_font(font).get_char_index
+    """The characters for which the font has no glyph; `font` is its file."""
+    glyph_of = font_manager.get_font(font).get_char_index  # 0 for a character without a glyph
     return {character for character in characters if not glyph_of(ord(character))}
 
 
@@ -96,7 +100,7 @@ def draw_spans(ax: Axes, pieces: Sequence[str], macro: MacroActions, columns: in
     White strokes separate tokens, and gaps macro actions. A macro action that continues on the next line is open at its
     end. Tokens of an environment, which belong to no macro action, are grey.
     """
-    # 1. The line of each token, and the columns before it.
+    # 1. The place of each token: its line, and its first column.
     shown = [_visible(piece) for piece in pieces]
     widths = [_width(text) for text in shown]
     places: list[tuple[int, int]] = []
@@ -108,7 +112,8 @@ def draw_spans(ax: Axes, pieces: Sequence[str], macro: MacroActions, columns: in
             column = 0
         places.append((line, column))
         column += width
-    # 2. Axes of as many columns as the longest line has; letters become smaller if the figure is too narrow for it.
+    # 2. Axes of as many columns as the longest line has. If the figure is too narrow for this line, letters become
+    # smaller.
     longest = max(column + width for (_, column), width in zip(places, widths, strict=True))
     ax.set(xlim=(0, longest), ylim=(line + 1, 0))
     ax.axis("off")
@@ -120,7 +125,8 @@ def draw_spans(ax: Axes, pieces: Sequence[str], macro: MacroActions, columns: in
         "va": "center",
         "parse_math": False,
     }
-    # 3. Macro actions: of each token a box, a line under it, a stroke before it unless it is the first, and its text.
+    # 3. Tokens of macro actions. Each has a box, a line under it, its text, and, unless it is the first of its macro
+    # action, a white stroke before it.
     for number, (start, end) in enumerate(macro.spans()[0]):
         for t in range(start, end):
             y, x = places[t]
@@ -149,7 +155,7 @@ def draw_spans(ax: Axes, pieces: Sequence[str], macro: MacroActions, columns: in
             if t > start:
                 ax.plot([x, x], [y + 0.12, y + 0.84], color="white", linewidth=0.8)
             ax.text(x + widths[t] / 2, y + 0.47, shown[t], **look_of_text)
-    # 4. Tokens of an environment.
+    # 4. Tokens of an environment: only their text.
     in_no_action = ~macro.token_mask[0, : len(pieces)]
     for t in in_no_action.nonzero()[:, 0].tolist():
         y, x = places[t]
@@ -159,15 +165,16 @@ def draw_spans(ax: Axes, pieces: Sequence[str], macro: MacroActions, columns: in
 def spans_html(
     pieces: Sequence[str], segmentations: Mapping[str, MacroActions], row: int = 0
 ) -> str:
-    """Return the spans as an HTML fragment: all text is escaped, and nothing is loaded from outside.
+    """Return the spans as an HTML fragment, a table with a line for each segmentation.
 
-    Text and page keep their colours, and spans are half transparent, so they suit light and dark pages. Underlines
-    stay if a printer leaves backgrounds out. Hover over a span to see its length.
+    All text is escaped, and nothing is loaded from outside. Text and page keep their colours, and spans are half
+    transparent, so the table suits light and dark pages. Underlines stay if a printer leaves backgrounds out. If you
+    hover over a span, you see its length.
 
     Args:
         pieces: the tokens' texts, see `token_pieces`.
         segmentations: name of a line to the macro actions that it shows.
-        row: which response of the segmentations the tokens are.
+        row: the number of the response in the segmentations, from 0.
 
     Raises:
         InputError: the last macro action ends before the last token, or after it.
@@ -175,7 +182,7 @@ def spans_html(
     lines = []
     for name, segmentation in segmentations.items():
         spans = segmentation.spans()[row]
-        covered = spans[-1][1] if spans else 0
+        covered = spans[-1][1] if spans else 0  # tokens up to the end of the last macro action
         if covered != len(pieces):
             raise InputError(
                 f"{name}: its macro actions cover {covered} tokens, the response has {len(pieces)}"
@@ -184,7 +191,7 @@ def spans_html(
         end_before = 0
         for number, (start, end) in enumerate(spans):
             if start > end_before:
-                cells.append(_hole(pieces[end_before:start]))
+                cells.append(_words_of_environment(pieces[end_before:start]))
             cells.append(_span(pieces[start:end], number))
             end_before = end
         lines.append(
@@ -196,14 +203,14 @@ def spans_html(
     return f'<table style="border-collapse:collapse;border:none;color:inherit">{"".join(lines)}</table>'
 
 
-def _hole(pieces: Sequence[str]) -> str:
-    """Tokens of an environment, which belong to no macro action."""
+def _words_of_environment(pieces: Sequence[str]) -> str:
+    """Return the HTML of an environment's tokens between two macro actions, which belong to neither."""
     text = html.escape("".join(_visible(piece) for piece in pieces))
     return f'<span title="environment" style="opacity:0.6;font-style:italic;margin-right:2px">{text}</span>'
 
 
 def _span(pieces: Sequence[str], number: int) -> str:
-    """The tokens of macro action `number`, counted from 0; colours alternate."""
+    """Return the HTML of the tokens of one macro action. `number` counts macro actions from 0; colours alternate."""
     colour = SPANS[number % 2]
     text = html.escape("".join(_visible(piece) for piece in pieces))
     length = "1 token" if len(pieces) == 1 else f"{len(pieces)} tokens"
@@ -233,7 +240,7 @@ def length_histograms(segmentations: Mapping[str, MacroActions]) -> np.ndarray:
         figsize=(7.2, 1.5 * rows + 0.4),
         layout="constrained",
     )
-    ticks = [1, *range(5, longest - 2, 5)]
+    ticks = [1, *range(5, longest - 2, 5)]  # none right beside the last bar
     # The last row may have fewer panels than columns.
     for ax, (name, macro) in zip(axes.flat, segmentations.items(), strict=False):
         lengths = macro.lengths[macro.mask].numpy()
@@ -264,7 +271,7 @@ def length_histograms(segmentations: Mapping[str, MacroActions]) -> np.ndarray:
 
 
 def rule_table(segmentations: Mapping[str, MacroActions]) -> str:
-    """Number and size of each rule's macro actions over all responses, in Markdown."""
+    """How many macro actions each rule makes, and how long they are, over all responses: a table in Markdown."""
     lines = []
     for name, macro in segmentations.items():
         facts = describe(macro)
@@ -276,7 +283,10 @@ def rule_table(segmentations: Mapping[str, MacroActions]) -> str:
 
 
 def boundary_map(names: Sequence[str], beyond: np.ndarray) -> Axes:
-    """Draw how many boundaries every two rules share as a map; `beyond`: [R, R] F1 minus what chance gives."""
+    """Draw a map of how well the boundaries of every two rules agree.
+
+    beyond: [R, R] for each two of R rules the F1 of their boundaries, minus what chance gives.
+    """
     _, ax = plt.subplots(figsize=(7.2, 0.5 * len(names) + 0.9), layout="constrained")
     numbers = pd.DataFrame(np.asarray(beyond))
     seaborn.heatmap(
@@ -310,7 +320,7 @@ def surprise_figure(
     shown = np.maximum(nll, 1e-6)
     ax.plot(shown, "o", color="0.45", markersize=4, label="nll of the token")
     for number, (start, end) in enumerate(spans):
-        label = "mean of its macro action" if number == 0 else None  # one for all
+        label = "mean of its macro action" if number == 0 else None  # the legend has it once
         mean = np.mean(nll[start:end])
         ax.plot([start - 0.4, end - 0.6], [mean, mean], color=SERIES[3], linewidth=2, label=label)
     ax.set_yscale("log")
@@ -325,8 +335,10 @@ def surprise_figure(
 def gain_over_length(fixed: Mapping[str, tuple], rules: Mapping[str, tuple]) -> Axes:
     """Draw what methods gain over SFT against the mean length of their macro actions, in tokens.
 
-    Both map a method to its length and its gain (mean, low, high). A grey line joins the fixed lengths: if a rule gains
-    more than the line, the reason is where it cuts.
+    A grey line joins the fixed lengths. If a rule gains more than the line at the same length, the reason is where it
+    cuts.
+
+    fixed, rules: method -> (mean length, gain); a gain is a mapping with mean, low and high.
     """
     ax = plots.subplots((1, 1), 0.42)[0, 0]
     lengths = [length for length, _ in fixed.values()]

@@ -31,7 +31,7 @@ PAGE = {
     "figure.figsize": (7.2, 3.0),
     "figure.constrained_layout.use": True,
 }
-# Modules of packages that Colab and Kaggle have in another version than the library needs -> the package.
+# Colab and Kaggle have these packages in another version than the library needs: name of the module -> of the package.
 REPLACED = {
     "pyarrow": "pyarrow",
     "datasets": "datasets",
@@ -41,9 +41,11 @@ REPLACED = {
     "pandas": "pandas",
     "PIL": "pillow",
 }
-# A picture has few colours, so its file is a third as large; the colours of thin lines are kept.
-PALETTE = {"colors": 64, "method": 1, "kmeans": 1, "dither": 0}  # method 1: MAXCOVERAGE
-# If the page to play with runs (JupyterLab, the site), the picture after it is hidden.
+# How PIL reduces the colours of a picture, so that its file is a third as large. Method 1, MAXCOVERAGE, keeps the
+# colours of thin lines.
+PALETTE = {"colors": 64, "method": 1, "kmeans": 1, "dither": 0}
+# A figure to play with stands in an iframe, and its picture in the output after it. If the page shows the iframe (in
+# JupyterLab, on the site), this style hides the picture.
 HIDE_STILL = (
     "<style>:is(.jp-OutputArea-child, .output):has(iframe.play) + * {display: none}</style>"
 )
@@ -51,7 +53,10 @@ T = TypeVar("T")
 
 
 def profile_name() -> str:
-    """Return the name of the profile: smoke (a test, seconds), cpu (minutes on two cores) or gpu (Colab, Kaggle)."""
+    """Return the name of the profile: smoke (a test, seconds), cpu (minutes on two cores) or gpu (Colab, Kaggle).
+
+    Raises `InputError` if MARLHF_PROFILE has another name.
+    """
     name = os.environ.get("MARLHF_PROFILE") or "cpu"
     if name not in PROFILES:
         raise InputError(f"profile: expected one of {', '.join(PROFILES)}, got {name!r}")
@@ -59,7 +64,7 @@ def profile_name() -> str:
 
 
 def pick(smoke: T, cpu: T, gpu: T | None = None) -> T:
-    """Return the value for this notebook's profile; gpu takes cpu's value if it has none."""
+    """Return the value for this notebook's profile. If the profile is gpu and has no value, it is cpu's."""
     name = profile_name()
     if name == "smoke":
         return smoke
@@ -73,12 +78,12 @@ def setup(seed: int = 0, profile: str = "", sharpness: float = 1.5) -> None:
 
     From then on the checks of exercises take NumPy arrays, and show an answer that they refuse.
 
-    profile: the notebook's parameter, as papermill sets it; empty: what MARLHF_PROFILE says.
+    profile: the notebook's parameter, as papermill sets it; if it is empty, MARLHF_PROFILE decides.
     sharpness: pixels of a figure for each pixel of the page; choose less if many figures make the file large.
 
     Raises `InputError` if a package was imported before `pip install` replaced it.
     """
-    check_restart()
+    check_restart()  # before anything below imports a package
     import numpy as np
     import torch
     import tqdm.auto
@@ -99,7 +104,8 @@ def setup(seed: int = 0, profile: str = "", sharpness: float = 1.5) -> None:
     STYLE.update(PAGE)  # the library's figures, too, are as wide as the page
     grid = {"axes.grid": True, "grid.alpha": 0.3, "grid.linewidth": 0.5, "lines.linewidth": 1.4}
     plt.rcParams.update(STYLE | grid)
-    set_matplotlib_formats()  # no format of matplotlib's: see the next line
+    # IPython's own formats for figures are turned off, and the project's is registered in their place.
+    set_matplotlib_formats()
     _show_figures_as_pictures(sharpness)
     exercises.watch()
     print(
@@ -119,7 +125,8 @@ class _Bar(tqdm):
             "ncols": 90,
         }
         disappears = not kwargs.get("leave", True)
-        if disappears and headless():  # nobody watches it, and blanks would stay
+        # A bar that disappears leaves blanks in the saved output. If nobody watches it, it is left out.
+        if disappears and headless():
             kwargs["disable"] = True
         super().__init__(*args, **look | kwargs)
 
@@ -160,14 +167,15 @@ def _show_figures_as_pictures(sharpness: float) -> None:
         return {"image/png": picture}, {"image/png": {"width": width}}
 
     shell = get_ipython()
-    if shell:  # None outside of a notebook
+    if shell:  # it is None outside of a notebook
         shell.display_formatter.mimebundle_formatter.for_type(Figure, bundle)
 
 
 def _picture(figure: Any, sharpness: float) -> tuple[str, int]:
-    """A figure as PNG in base64, and its width on the page, in pixels."""
+    """Return a figure as PNG in base64, and its width on the page, in pixels."""
     import PIL.Image
 
+    # A figure has `sharpness` times as many pixels as its place on the page.
     drawn = BytesIO()
     figure.savefig(drawn, format="png", bbox_inches="tight", dpi=sharpness * PAGE["figure.dpi"])
     picture = PIL.Image.open(drawn).convert("RGB").quantize(**PALETTE)
@@ -178,7 +186,7 @@ def _picture(figure: Any, sharpness: float) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class Bundle:
-    """An output in several forms; a page shows the richest form that it may."""
+    """The output of a cell in several forms (by MIME type); a page shows the richest form that it may."""
 
     forms: dict
     metadata: dict = field(default_factory=dict)
@@ -196,7 +204,7 @@ def diagram(name: str) -> Bundle:
 def play(name: str, height: int) -> None:
     """Show a figure to play with, `height` pixels high, and a picture of it.
 
-    The picture shows if the page cannot: on GitHub, or in JupyterLab before the notebook is trusted.
+    Only the picture is visible if the figure cannot run: on GitHub, or in JupyterLab before the notebook is trusted.
     """
     from IPython.display import HTML, display
 
@@ -210,9 +218,8 @@ def page(name: str, height: int) -> str:
     The notebook holds the page compressed; the browser unpacks it.
     """
     content = shipped(f"interactive/{name}.html", "figures").read_bytes()
-    packed = b64encode(
-        gzip.compress(content, mtime=0)
-    ).decode()  # without the time: always the same bytes
+    # Without the time in gzip's header, the same page always has the same bytes.
+    packed = b64encode(gzip.compress(content, mtime=0)).decode()
     opened = f"""<script>(async () => {{
 const bytes = Uint8Array.from(atob("{packed}"), (c) => c.charCodeAt(0));
 const page = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
@@ -223,7 +230,7 @@ document.open(); document.write(page); document.close(); }})();</script>"""
 
 
 def _still(path: Any) -> dict:
-    """The picture beside a diagram or a page; figures/pictures.py makes them."""
+    """Return the picture of a diagram or a page by MIME type; figures/pictures.py has made it, beside its source."""
     return {
         "image/png": b64encode(path.with_suffix(".png").read_bytes()).decode(),
         "text/plain": path.stem,
@@ -235,6 +242,7 @@ def rounded(numbers: Any, digits: int) -> Any:
     import pandas as pd
     import torch
 
+    # Adding 0.0 turns −0 into 0. In a table only columns of floats can hold −0; others, such as texts, stay.
     if isinstance(numbers, pd.DataFrame):
         floats = numbers.select_dtypes("floating").columns
         table = numbers.round(digits)
@@ -253,7 +261,10 @@ def frame(columns: Any, digits: int = 2, index: Any = None) -> Any:
 
 
 def headless() -> bool:
-    """Return whether a program without a browser sent this cell: nbclient and papermill allow no input."""
+    """Return whether nobody sees this cell run: a program such as nbclient or papermill sent it.
+
+    Such programs allow no input, and a notebook in a browser does. Outside of a notebook the answer is True.
+    """
     from IPython import get_ipython
 
     request = getattr(get_ipython(), "parent_header", {})

@@ -35,12 +35,12 @@ from marlhf_lite.macro import (
 EPSILON = 0.2  # of the clip range
 RATE = 3.0  # of gradient descent on the logits
 LONG = 101  # words of the answer in which the first word decided the score
-# where the page begins
+# the settings with which the page begins, see `one_update`
 STORY = {"n": 3, "lam": 0.95, "sees": 0.0, "beta": 0.0, "steps": 0, "hole": 0}
 
 
 def true_advantages() -> list[float]:
-    """What each word changed in the expected score: ¼ if it is right, minus ¼ of its chance to be right."""
+    """What each word changed in the expected score: a right word earns ¼, and ¼ times its chance was expected."""
     advantages = []
     for written, wanted, logprob in zip(WRITTEN, WANTED, POLICY, strict=True):
         chance = torch.tensor(logprob).exp().item()
@@ -50,17 +50,17 @@ def true_advantages() -> list[float]:
 
 
 def on_mask(x: Tensor, mask: Tensor) -> Tensor:
-    """Put the numbers of six words [1, 6] at the valid tokens of a mask [1, T]; NaN in a hole."""
+    """Put the numbers of six words [1, 6] at the six True tokens of a mask [1, T]; the others, a hole, are NaN."""
     return x.new_full(mask.shape, math.nan).masked_scatter(mask, x)
 
 
 def one_update(
     n: int, lam: float, sees: float, beta: float, steps: int, hole: int
 ) -> dict[str, list[float]]:
-    """Return each row of the page as a list, for words (6 numbers) or for macro actions.
+    """Return each row of the page as a list, with a number for each word (6 numbers) or for each macro action.
 
-    Rows of MA-PPO have names that begin with `macro_`. `share` has two numbers, PPO's and MA-PPO's: what the first of
-    `LONG` words keeps of the credit.
+    Rows of MA-PPO have names that begin with `macro_`; those of PPO, whose macro actions are single words, have no
+    such beginning. `share` has two numbers, PPO's and MA-PPO's: what the first of `LONG` words keeps of the credit.
 
     Args:
         n: words in a macro action, from 1.
@@ -68,15 +68,15 @@ def one_update(
         sees: from 0, a critic that expects 0.65 before every word, to 1, the critic of lesson 2.
         beta: β of the KL penalty.
         steps: gradient steps on the sentence.
-        hole: words that somebody else says after the third one.
+        hole: how many words an environment says after the third word.
     """
-    # 1. What both methods share: the words, the critic's values before them, and what KL costs.
+    # 1. What both methods share: the words, the critic's values before them, and the KL penalties.
     mask = torch.tensor([[True] * 3 + [False] * hole + [True] * 3])
     values = torch.tensor([[BLIND + sees * (value - BLIND) for value in SEEING]])
     old_logprobs = on_mask(of_sentence(table(POLICY)), mask)
     reference_logprobs = on_mask(of_sentence(table(REFERENCE)), mask)
     penalties = kl_rewards(old_logprobs, reference_logprobs, mask, beta)
-    shares = [signal_kept(0, LONG, size, lam, 0.0) for size in (1, n)]
+    shares = [signal_kept(0, LONG, size, lam, seen=0.0) for size in (1, n)]
     rows = {"V": values, "share": torch.tensor([shares])}
     # 2. PPO, whose actions are single words, and MA-PPO.
     for method, macro in (("", FixedNGram(1)(mask)), ("macro_", FixedNGram(n)(mask))):
@@ -94,14 +94,16 @@ def one_update(
 
 
 def after_steps(advantages: Tensor, macro: MacroActions, steps: int) -> dict[str, Tensor]:
-    """What gradient steps on the policy loss change in each word [1, 6].
+    """Do `steps` gradient steps on the policy loss, and return what they change in each word, [1, 6] each.
 
-    Returns `p`, probabilities; `rho`, their ratios to the old ones; `stopped`, 1.0 for words that the clip has stopped.
+    Returns `p`, the words' probabilities; `rho`, the ratios of these to the old ones; and `stopped`, which is 1.0 for
+    words that the clip has stopped.
     """
     logits = table(POLICY)
     old = of_sentence(logits)
     mask = macro.token_mask
-    # One more pass than steps: its slope shows which words the clip has stopped. Its step is not looked at.
+    # A pass more than there are steps, for the slope after the last step: it shows which words the clip has stopped.
+    # The logits that the last pass makes are not used.
     for _ in range(steps + 1):
         logits.requires_grad_()
         new = of_sentence(logits)
@@ -110,13 +112,14 @@ def after_steps(advantages: Tensor, macro: MacroActions, steps: int) -> dict[str
         )
         slope, slope_of_words = torch.autograd.grad(loss, (logits, new))
         logits = (logits - RATE * slope).detach()
+    # Without an advantage the slope is 0, too, but then it is not the clip that has stopped the word.
     has_advantage = macro.broadcast(advantages)[mask] != 0
     stopped = (slope_of_words == 0) & has_advantage
     return {"p": new.detach().exp(), "rho": (new - old).detach().exp(), "stopped": stopped.float()}
 
 
 def page_data() -> dict:
-    """The page's input, and the library's rows for five settings, against which the page checks itself."""
+    """Return the page's input, and the library's rows for five settings, with which the page compares its own."""
     settings = [
         STORY,
         STORY | {"lam": 1.0},

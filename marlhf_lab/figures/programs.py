@@ -7,7 +7,7 @@ from marlhf_lite.evaluation.statistics import trailing_mean
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.plotting.styles import PROGRAMS
 
-# Each area, from the bottom up, and the shares of `extras.programs.rewards.SHARES` that it adds up.
+# The areas from the bottom up: the name of each, and the metrics of `extras.programs.rewards.SHARES` that it adds up.
 OUTCOMES = {
     "passed all tests": ("share_passed",),
     "failed a test": ("share_failed",),
@@ -18,11 +18,13 @@ OUTCOMES = {
 
 @plt.rc_context(plots.STYLE)
 def outcome_shares(runs: plots.Runs, smooth: int = 5) -> np.ndarray:
-    """Draw the shares of each method's training programs by their outcome, as stacked areas; means over its runs.
+    """Draw how many of each method's training programs had which outcome, as stacked areas of shares.
+
+    Shares are means over the method's runs.
 
     Args:
         runs: rows have the metrics of `extras.programs.rewards.SHARES`. Runtime errors include time-outs and programs
-            that the executor does not support. Runs of a method are cut to the shortest one.
+            that the executor does not support. A method's runs are cut to the length of its shortest one.
         smooth: number of updates averaged; 1 for none.
 
     Returns:

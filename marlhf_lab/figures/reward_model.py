@@ -22,11 +22,11 @@ _DASHED = {"color": "0.5", "linestyle": "--", "linewidth": 1}
 
 
 class Bin(NamedTuple):
-    """Pairs in one bin: they are alike in the number by which they were sorted."""
+    """Pairs in one bin: they are alike in the number by which `bin_pairs` sorts them."""
 
     gap: float  # mean of this number
     predicted: float  # mean of sigmoid(|margin|): the reward model's own certainty
-    right: float  # share ranked as the raters did; ties count half
+    right: float  # share that the reward model ranks as the raters did; a margin of 0 counts half
     low: float  # Wilson interval of `right`
     high: float
     pairs: int
@@ -35,11 +35,11 @@ class Bin(NamedTuple):
 def bin_pairs(
     margins: Sequence[float], by: Sequence[float] | None = None, count: int = 5
 ) -> list[Bin]:
-    """Put pairs in `count` bins of equal size (to one pair), from small to large `by`.
+    """Sort pairs by `by`, from small to large, and divide them into `count` bins of equal size (to one pair).
 
     Args:
         margins: [N] finite numbers, N >= count.
-        by: [N], what to bin by; None is |margin|, which makes `predicted` against `right` the calibration curve.
+        by: [N] the number to sort by; None: |margin|. Then `right` over `predicted` is the calibration curve.
         count: number of bins.
     """
     margins = finite("margins", margins)
@@ -65,9 +65,10 @@ def bin_pairs(
 def correlation(
     x: Sequence[float], y: Sequence[float], given: Sequence[float] | None = None
 ) -> float:
-    """Return Pearson's correlation of x and y [N]; with `given` [N], that of their residuals on a line in `given`.
+    """Return Pearson's correlation of x and y [N], or, if `given` [N] is given, their partial correlation.
 
-    Raises `InputError` for different lengths, and if x or y does not vary (with `given`: not beyond the line).
+    For this each is fitted by a line in `given`, and the residuals are correlated. Raises `InputError` if the lengths
+    differ, and if x or y does not vary (with `given`: if the line explains all of it).
     """
     columns = {"x": finite("x", x), "y": finite("y", y, count=len(x))}
     if given is None:
@@ -78,7 +79,7 @@ def correlation(
     for name, column in columns.items():
         coefficients = np.linalg.lstsq(fitted_to, column, rcond=None)[0]
         residual = column - fitted_to @ coefficients
-        # Rounding leaves a little of a column that the line explains.
+        # Of a column that the fit explains wholly, only rounding errors are left.
         if np.linalg.norm(residual) <= 1e-9 * np.linalg.norm(column):
             condition = "" if given is None else " if `given` is the same"
             raise InputError(f"{name} does not vary{condition}")
@@ -90,7 +91,8 @@ def correlation(
 def reliability_diagram(margins: Sequence[float], ax: Axes, count: int = 5) -> Axes:
     """Draw the reward model's certainty, sigmoid(|margin|), against the share of pairs it ranks right.
 
-    A calibrated model is on the diagonal; above it, the model could be surer. Arguments and errors: see `bin_pairs`.
+    A calibrated model is on the diagonal. If it is above, it ranks more pairs right than it expects. Arguments and
+    errors: see `bin_pairs`.
     """
     bins = bin_pairs(margins, count=count)
     ax.plot([0.5, 1], [0.5, 1], label="calibrated", **_DASHED)
@@ -101,7 +103,7 @@ def reliability_diagram(margins: Sequence[float], ax: Axes, count: int = 5) -> A
 def accuracy_by_gold(margins: Sequence[float], gap: Sequence[float], ax: Axes) -> Axes:
     """Draw the share of pairs ranked right against their |gap| in gold score, beside the sigmoid of this gap.
 
-    The sigmoid is the most that any model can reach if raters follow Bradley-Terry. Errors: see `bin_pairs`.
+    If raters follow Bradley-Terry, no model can rank a larger share right than this sigmoid. Errors: see `bin_pairs`.
     """
     bins = bin_pairs(margins, np.abs(gap))
     gaps = [b.gap for b in bins]
@@ -116,7 +118,8 @@ def score_against_length(
 ) -> Axes:
     """Draw scores [N] over response lengths [N] in tokens, with their least-squares line.
 
-    The title has their correlation, and that at equal gold score [N]. Errors: see `correlation`.
+    The title has their correlation, and their partial correlation if the gold scores `gold` [N] are held equal. Errors:
+    see `correlation`.
     """
     of_all = signed(correlation(lengths, scores))
     at_equal_gold = signed(correlation(lengths, scores, given=gold))
@@ -135,7 +138,10 @@ def score_against_length(
 
 
 def _draw_bins(ax: Axes, bins: list[Bin], x: list[float], label: str) -> Axes:
-    """Draw the bins' shares ranked right at `x`, with their intervals; `label`: of the x axis."""
+    """Draw the share of each bin's pairs that is ranked right, with its interval, at the bin's place in `x`.
+
+    `label` is that of the x axis.
+    """
     shares = [b.right for b in bins]
     below = [b.right - b.low for b in bins]
     above = [b.high - b.right for b in bins]

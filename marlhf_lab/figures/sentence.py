@@ -25,7 +25,7 @@ def value_steps(words: Sequence[str], values: Sequence[float]) -> Axes:
     """
     _, ax = plt.subplots()
     values = np.asarray(values)
-    # A level after each number of words, and the last one once more, so that its line has a length.
+    # Step i is the value after i words. The last one stands there twice, because a step needs an end.
     levels = [*values, values[-1]]
     label = "V: score expected so far"
     ax.step(range(len(levels)), levels, where="post", color="0.35", label=label)
@@ -44,7 +44,14 @@ def value_steps(words: Sequence[str], values: Sequence[float]) -> Axes:
 def errors_by_lam(
     lams: Sequence[float], errors: Mapping[str, Mapping[str, Sequence[float]]]
 ) -> Axes:
-    """Draw bias, noise and both of a gradient by λ, a panel for each critic: {critic: {"bias": [N], "noise": …}}."""
+    """Draw bias, noise, and both together, of a batch's gradient by λ, a panel for each critic.
+
+    A dot marks the λ at which both together are smallest.
+
+    Args:
+        lams: [N] the values of λ.
+        errors: critic -> {"bias": [N], "noise": [N], "both": [N]}.
+    """
     figure, axes = plt.subplots(1, len(errors), figsize=(7.4, 3), sharey=True)
     looks = {"bias": (DOWN, "--"), "noise": (UP, "-."), "both": (BOTH, "-")}
     for ax, (name, parts) in zip(axes, errors.items(), strict=True):
@@ -59,9 +66,12 @@ def errors_by_lam(
 
 
 def changes(words: Sequence[str], ratios: Mapping[str, Sequence[float]], border: float) -> Axes:
-    """Draw new over old probability of each word, a bar per method; `border`: the bound of two macro actions.
+    """Draw the ratio of new to old probability for each word and method, as bars from 1 up or down.
 
-    ratios: two methods' names to their ratios, one for each word.
+    Args:
+        words: the words of the sentence.
+        ratios: two methods' names to their ratios, one for each word.
+        border: where the two macro actions meet, on the x axis, on which word i is at i.
     """
     _, ax = plt.subplots()
     places = np.arange(len(words))
@@ -79,14 +89,15 @@ def changes(words: Sequence[str], ratios: Mapping[str, Sequence[float]], border:
 def pooled_values(
     words: Sequence[str], values: Sequence[float], macro: MacroActions, pooled: Mapping
 ) -> Axes:
-    """Draw the values of single words as dots, and those of their macro actions by each σ as lines with their names.
+    """Draw the values of single words as dots, and the values of macro actions as lines, one for each σ, with its name.
 
-    The lines stand at the exact values. Where they are close to each other, a thin line leads to the name.
+    The lines stand at the exact values. If lines are close to each other, their names are moved apart, and a thin line
+    leads to each.
 
     Args:
         words, values: [T] of one answer.
         macro: the segmentation; the figure shows the spans of its first answer.
-        pooled: {σ: [S] values of its macro actions}.
+        pooled: {σ: [S] values of this answer's macro actions}.
     """
     _, ax = plt.subplots(figsize=(7.2, 3.6))
     ax.plot(range(len(words)), values, "o", color="0.3", label="value before the word")
@@ -110,10 +121,10 @@ def pooled_values(
 
 
 def _apart(heights: Sequence[float], least: float) -> list[float]:
-    """The heights, each moved up as little as needed to stand `least` above the next lower one."""
+    """The heights, each moved up as little as needed to stand at least `least` above the next lower one."""
     moved = [0.0] * len(heights)
-    highest = -np.inf
-    for place in np.argsort(heights):
+    highest = -np.inf  # of those that are placed so far
+    for place in np.argsort(heights):  # from the lowest up
         highest = max(heights[place], highest + least)
         moved[place] = highest
     return moved
@@ -122,9 +133,13 @@ def _apart(heights: Sequence[float], least: float) -> list[float]:
 def ratio_spread(moves: np.ndarray, sizes: Sequence[int], outside: Sequence[float]) -> Axes:
     """Draw how the ratio of a macro action spreads with its length.
 
+    Left, histograms of the ratio for three lengths; the grey band is 1 ± 0.2, inside of which nothing is clipped.
+    Right, the share of ratios outside the band by length.
+
     Args:
-        moves: [draws, T], log-ratios of single tokens.
-        sizes, outside: lengths of macro actions, the first 1, and the share of their ratios outside 1 ± 0.2.
+        moves: [draws, T], log-ratios of single tokens; the log-ratio of a macro action is their sum.
+        sizes: [N] lengths of macro actions in tokens; the first is 1.
+        outside: [N] the share of ratios outside 1 ± 0.2 for each length.
     """
     _, (left, right) = plt.subplots(1, 2, figsize=(7.4, 3))
     styles = method_styles(["n=1", "n=5", "n=20"])

@@ -20,12 +20,16 @@ def temperature_record() -> dict:
 
 
 def changes_beside_ppo(record: Mapping, method: str) -> list[dict]:
-    """Return, for each temperature, the change of a method's RM score from 0.8 minus PPO's: t-intervals over seeds."""
+    """Return, for each temperature, how the RM score changes from `TRAINED_AT` to it, minus PPO's change.
+
+    The changes are those of `method`, with t-intervals over seeds. Scores are means over single answers.
+    """
     intervals = []
     for temperature in record["found"]["means"][method]:
         gaps = []
         for of_seed in record["cells"].values():
             changes = {}
+            # "1": one answer to a prompt, not the best of several
             for name in (method, REFERENCE):
                 now = of_seed[name][temperature]["1"]["rm_score"]
                 changes[name] = now - of_seed[name][TRAINED_AT]["1"]["rm_score"]
@@ -36,9 +40,9 @@ def changes_beside_ppo(record: Mapping, method: str) -> list[dict]:
 
 @plots.plt.rc_context(plots.STYLE)
 def temperature_figure(record: Mapping) -> np.ndarray:
-    """Draw mean RM scores by temperature, of one answer and of the best of eight, and the changes beside PPO's.
+    """Draw mean RM scores by temperature (left), and how they change in comparison with PPO's (right).
 
-    Returns the [2] Axes.
+    Left, filled marks are means of one answer, white ones those of the best of eight. Returns the [2] Axes.
     """
     means = record["found"]["means"]
     axes = plots.subplots((1, 2), 0.62)[0]
@@ -53,10 +57,12 @@ def temperature_figure(record: Mapping) -> np.ndarray:
         scores.plot(temperatures, one, label=method, **style)
         scores.plot(temperatures, best, **style | {"markerfacecolor": "white", "linewidth": 0.8})
     scores.set(ylabel="mean RM score", ylim=(0, 1.5))
-    # 2. Right: what the paper's claim is about, the change with the temperature beside that of PPO.
+    # 2. Right: what the paper's claim is about, the change with the temperature minus that of PPO.
     for rank, method in enumerate(("PPO-0.99", "MA-PPO")):
         places = np.array([float(temperature) for temperature in means[method]])
-        places += 0.015 * (2 * rank - 1)  # side by side
+        places += 0.015 * (
+            2 * rank - 1
+        )  # one method a little left of the temperature, one a little right
         intervals = changes_beside_ppo(record, method)
         mean = np.array([value["mean"] for value in intervals])
         half = mean - [value["low"] for value in intervals]

@@ -21,9 +21,10 @@ SIDES = ("chosen", "rejected")
 
 
 def length_table(name: str, counts: Counts) -> str:
-    """Rows, and mean and largest lengths of prompts and answers by part, in Markdown (paper: Table 4).
+    """Return a table in Markdown with a line for each part of the data (paper: Table 4).
 
-    `name`: of the data set, the head of the first column.
+    It has the number of rows, and the mean and the largest length of prompts and of answers. `name`, that of the data
+    set, is the head of the first column.
     """
     lines = []
     for part, lengths in counts.items():
@@ -38,7 +39,10 @@ def length_table(name: str, counts: Counts) -> str:
 
 @plt.rc_context(plots.STYLE)
 def length_figure(counts: Counts) -> np.ndarray:
-    """Draw the distribution of prompt lengths by part, and of answer lengths by side; return the [2] Axes."""
+    """Draw the distribution of prompt lengths in each part (left), and of chosen and rejected answers' lengths (right).
+
+    On the right a thin line marks each mean. Returns the [2] Axes.
+    """
     axes = plots.subplots((1, 2), 0.45)[0]
     of_prompts, of_answers = axes
     prompts = joined(counts, "prompt")
@@ -68,10 +72,14 @@ def length_figure(counts: Counts) -> np.ndarray:
 
 @plt.rc_context(plots.STYLE)
 def limit_figure(counts: Counts, default: int) -> Axes:
-    """Draw the share of prompts and answers that a limit keeps whole, with a mark at the default for answers."""
+    """Draw the share of prompts and answers that are not longer than a limit, by the limit.
+
+    `default`: the default limit for answers, in tokens, which a line marks.
+    """
     ax = plots.subplots((1, 1), 0.42)[0, 0]
     for side, look in zip(("prompt", *SIDES), ("C2-", "C0--", "C3:"), strict=True):
         values = np.sort(joined(counts, side))
+        # After sorting, i + 1 texts are at most as long as text i.
         ax.plot(values, np.arange(1, len(values) + 1) / len(values), look, label=side)
     ax.axvline(default, color="0.4", linewidth=0.8)
     ax.text(default + 1, 0.08, f"{default}: default\nfor answers", color="0.3")
@@ -83,14 +91,15 @@ def limit_figure(counts: Counts, default: int) -> Axes:
 
 @plt.rc_context(plots.STYLE)
 def label_figure(right: Sequence[bool], size: Sequence[float]) -> Axes:
-    """Draw how often labels agree with gold by the size of the difference in gold score, beside Bradley-Terry.
+    """Draw how often labels agree with the gold score, by the difference in gold score, beside Bradley-Terry's model.
 
-    right: [N] whether a pair's label agrees; size: [N] the difference. Bins with fewer than five pairs are left out.
+    right: [N] whether a pair's label agrees; size: [N] the absolute difference. Bins with fewer than five pairs are
+    left out.
     """
     ax = plots.subplots((1, 1), 0.42)[0, 0]
     right = np.asarray(right, float)
     size = np.asarray(size)
-    # 1. Of each bin its mean size, and the share of labels that agree with its interval.
+    # 1. For each bin: its mean difference, the share of labels that agree, and the interval of this share.
     sizes = []
     means = []
     below = []
@@ -115,5 +124,5 @@ def label_figure(right: Sequence[bool], size: Sequence[float]) -> Axes:
 
 
 def joined(counts: Counts, side: str) -> np.ndarray:
-    """The lengths of all parts."""
+    """The lengths of the texts of one side (prompts, chosen or rejected answers) in all parts together."""
     return np.concatenate([lengths[side] for lengths in counts.values()])

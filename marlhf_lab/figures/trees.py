@@ -14,15 +14,20 @@ from marlhf_lite.plotting.styles import SPANS
 def tree_cut(
     tree: nltk.Tree, counts: Sequence[int], most: int
 ) -> tuple[set, list[tuple[int, int]]]:
-    """Return the positions in the tree where `Parsing` ends its descent, and macro actions as spans of leaves.
+    """Return the nodes at which the rule `Parsing` ends its descent, and the macro actions that follow from them.
+
+    Nodes are given by their positions in the tree, macro actions as spans (first, last + 1) of leaves.
 
     Args:
-        counts: model tokens of every leaf.
-        most: tokens that a node with several leaves may have; a cutoff C is ``most=C - 1``, inclusive ``most=C``.
+        tree: the sentence.
+        counts: how many tokens of the model each leaf has.
+        most: the largest number of tokens with which a node of several leaves stays whole. For a cutoff C it is C − 1,
+            because phrases of fewer than C tokens do; if the cutoff is inclusive, C.
     """
     ends = set()
     starts: list[int] = []  # the first leaf of each macro action
-    covered = 0  # leaves under the ends so far
+    covered = 0  # how many leaves, from the left, are under the ends found so far
+    # Depth first, as the rule descends: parents before their children, and children from left to right.
     for position, (first, last) in _leaves_under(tree).items():
         has_several_leaves = last - first > 1
         is_below_an_end = first < covered
@@ -37,9 +42,10 @@ def tree_cut(
 
 
 def tree_figure(tree: nltk.Tree, counts: Sequence[int], most: int) -> Axes:
-    """Draw a tree with its cut: nodes with their tokens, framed where the descent ends, and macro actions below.
+    """Draw a tree and how the rule `Parsing` cuts it; arguments as for `tree_cut`.
 
-    Arguments as in `tree_cut`. Nodes under the cut are faint.
+    Each node has its label and its number of tokens. Nodes at which the descent ends have a frame, and nodes below
+    these are faint. Lines under the leaves are the macro actions, with their numbers of tokens.
     """
     ends, macro_actions = tree_cut(tree, counts, most)
     leaves_under = _leaves_under(tree)
@@ -52,7 +58,7 @@ def tree_figure(tree: nltk.Tree, counts: Sequence[int], most: int) -> Axes:
     )
     ax.set(xlim=(0, edges[-1]), ylim=(lowest_line + 1.1, -0.5))
     ax.axis("off")
-    # 2. Nodes: children before their parents, which stand in the middle above them.
+    # 2. Nodes and leaves, in reverse: a node stands in the middle above its children, so their places come first.
     places: dict[tuple, tuple[float, int]] = {}
     for position in reversed(leaves_under):
         node = tree[position]
@@ -116,13 +122,17 @@ def tree_figure(tree: nltk.Tree, counts: Sequence[int], most: int) -> Axes:
 
 
 def _leaves_under(tree: nltk.Tree) -> dict[tuple, tuple[int, int]]:
-    """(first, last + 1) leaf under every position, depth first; a leaf is under its own position."""
+    """Return position -> (first, last + 1), the numbers of the leaves under it, for every node and leaf, depth first.
+
+    Under a leaf's position there is the leaf itself.
+    """
     positions_of_leaves = tree.treepositions("leaves")
     leaves_under = {}
     for position in tree.treepositions():
         numbers = []
-        for number, of_leaf in enumerate(positions_of_leaves):
-            if of_leaf[: len(position)] == position:
+        for number, position_of_leaf in enumerate(positions_of_leaves):
+            # A position is the path from the root; a leaf is under all beginnings of its path.
+            if position_of_leaf[: len(position)] == position:
                 numbers.append(number)
         leaves_under[position] = numbers[0], numbers[-1] + 1
     return leaves_under
