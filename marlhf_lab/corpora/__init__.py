@@ -1,11 +1,12 @@
-"""Makers of the embedded data: `make_rows`. Each module makes one row from random numbers."""
+"""Makers of the embedded data: `make_rows` makes a data set. Each module makes one row from random numbers."""
 
 import random
 from collections.abc import Callable
 
 from marlhf_lab.corpora import tiny_code, tiny_hh, tiny_steps, tiny_tldr, tiny_webgpt
 
-# tiny-umbrella is made when it is loaded, since its `--part` chooses how long the stories are.
+# name of a data set -> the function that makes a row. tiny-umbrella is not among them: it is made when it is loaded,
+# because its `--part` chooses how long the stories are.
 MAKERS: dict[str, Callable[[random.Random], dict[str, str]]] = {
     "tiny-tldr": tiny_tldr.make_pair,
     "tiny-hh": tiny_hh.make_pair,

@@ -26,5 +26,6 @@ def json_lines(name: str) -> bytes:
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     sentiment.write_prompts(folder / "sentiment")
-    for name in SIZES:  # without the time in gzip's header, so that the same rows are the same file
+    for name in SIZES:
+        # Without the time in gzip's header, the same rows always make the same file.
         (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress(json_lines(name), mtime=0))

@@ -12,12 +12,17 @@ def rated_pair(
     rate: Callable[[Sequence[str]], Sequence[float]],
     sharpness: float,
 ) -> dict[str, str]:
-    """Two different responses of `write` as a preference pair, labelled by a rater who sometimes errs.
+    """Make a preference pair of two different responses, labelled by a rater who sometimes errs.
 
-    Bradley and Terry on the scores of `rate`: P(a preferred to b) = sigmoid(sharpness · (score_a − score_b)).
+    The label follows Bradley and Terry's model: P(a preferred to b) = sigmoid(sharpness · (score_a − score_b)).
+
+    Args:
+        write: returns a random response to the prompt.
+        rate: returns the scores of two responses.
+        sharpness: how much a difference of 1 in score counts; the larger it is, the more seldom the rater errs.
     """
     first = second = write()
-    while second == first:
+    while second == first:  # until a response differs
         second = write()
     a, b = rate((first, second))
     chance_of_first = 1 / (1 + math.exp(-sharpness * (a - b)))

@@ -16,12 +16,16 @@ import yaml
 from marlhf_lite.utils.errors import InputError
 
 WORDS = 12  # at the beginning or the end of an answer
-# sum of valences that counts as 1: untrained answers then vary as much as in VADER's compound value
+# A sum of valences of 5 or more counts as 1. With this number the scores of untrained answers vary as much as VADER's
+# compound values do.
 MOST = 5.0
 
 
 def write_prompts(folder: Path) -> None:
-    """Write `train.jsonl` (400 prompts) and `test.jsonl` (100, about other things) as messages of a user."""
+    """Write `train.jsonl` (400 prompts) and `test.jsonl` (100, about other things) to `folder`.
+
+    There is a prompt for each topic and each form of a question; a prompt is the message of a user.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     table = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     for name, topics in (("train", table["topics"]), ("test", table["held_out"])):
@@ -59,7 +63,10 @@ def last_valence(prompts: Sequence[str], responses: Sequence[str]) -> list[float
 
 
 def _valences(texts: Sequence[str]) -> list[float]:
-    """Sums of the lexicon's valences, without VADER's rules for negation and emphasis, over `MOST`, in [-1, 1]."""
+    """The sum of the valences of each text's words, divided by `MOST` and clipped to [-1, 1].
+
+    Unlike VADER's compound value, it has no rules for negation and emphasis. A word that is not in the lexicon adds 0.
+    """
     vader = _vader()
     lexicon = vader.SentimentIntensityAnalyzer().lexicon
     scores = []
@@ -71,13 +78,13 @@ def _valences(texts: Sequence[str]) -> list[float]:
 
 
 def _scores(texts: Sequence[str]) -> list[float]:
-    """VADER's compound values, in [-1, 1]."""
+    """VADER's compound value of each text, in [-1, 1]."""
     analyzer = _vader().SentimentIntensityAnalyzer()
     return [analyzer.polarity_scores(text)["compound"] for text in texts]
 
 
 def _vader() -> ModuleType:
-    """The library, which is imported only when a score is asked for, since it is an extra."""
+    """Import VADER's library. It is an extra, so it is imported only when a score is asked for."""
     try:
         return importlib.import_module("vaderSentiment.vaderSentiment")
     except ImportError:

@@ -17,24 +17,25 @@ HIDDEN = 5  # tests that the prompt does not show
 EXAMPLES = 2
 BUGS = 0.4  # share of programs with a bug among those that people wrote
 NAME = "f"
+# a function's argument -> the kind of its problem
 DIFFICULTIES = {
     "xs": "lists",
     "s": "texts",
     "n": "numbers",
-}  # a function's argument -> its kind of problem
+}
 LETTERS = "abcdeorst"
 WORDS = "tea bread rope note star road seed boat cart dates stone bead toast roast trade".split()
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a specification: its words and its code."""
+    """One part of a specification: its words and its code. Both may have one open place, `{k}`."""
 
     words: str
     code: str
 
     def of(self, k: int | str) -> "Part":
-        """The part with this value in its open place; one without an open place stays as it is."""
+        """The part with this value in its open place; a part without an open place stays as it is."""
         return Part(self.words.format(k=k), self.code.format(k=k))
 
 
@@ -43,13 +44,13 @@ CONSTANT = Part("{k}", "{k}")
 
 @dataclass(frozen=True)
 class Family:
-    """A kind of problem, as `tiny_code.yaml` explains."""
+    """A kind of problem: templates of its specification and programs, with open places for its parts."""
 
-    argument: str
-    words: str
-    styles: list[str]
-    parts: str = ""
-    slips: tuple[str, ...] = ()
+    argument: str  # of the function: xs, s or n
+    words: str  # the specification
+    styles: list[str]  # right bodies of the function
+    parts: str = ""  # the kinds of its parts, one letter each: "pm" is a condition and a change
+    slips: tuple[str, ...] = ()  # wrong bodies
 
 
 _TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
@@ -64,13 +65,13 @@ class Problem:
     """A specification with its hidden tests, and what a bug may change in its programs."""
 
     family: Family
-    parts: dict[str, Part]
-    others: dict[str, Part]  # by the same names: the parts that a slip uses instead
+    parts: dict[str, Part]  # kind -> the part that the specification names
+    others: dict[str, Part]  # kind -> the part that a slip uses instead
     arguments: list[Any]  # of the examples, then of the hidden tests
 
     @cached_property
     def outputs(self) -> list[Any]:
-        """The values that are asked for, one an argument."""
+        """The right value for each argument, from a right program."""
         return run(_program(self.family, self.family.styles[0], self.parts), self.arguments)
 
     @property
@@ -84,7 +85,10 @@ class Problem:
 
     @property
     def tests(self) -> str:
-        """The hidden tests in APPS's form; `exact`: a list around a value is not the value."""
+        """The hidden tests as JSON, in the form of the data set APPS.
+
+        `exact` makes a list around a value differ from the value.
+        """
         return json.dumps(
             {
                 "fn_name": NAME,
@@ -106,7 +110,7 @@ def run(program: str, arguments: list[Any]) -> list[Any] | None:
 
 
 def make_problem(rng: random.Random) -> Problem:
-    """A random problem; its hidden tests differ from its examples and have several outputs."""
+    """Make a random problem. No argument comes twice, and its hidden tests do not all have the same output."""
     family = rng.choice(FAMILIES)
     parts = {}
     others = {}
@@ -115,40 +119,43 @@ def make_problem(rng: random.Random) -> Problem:
     while True:
         arguments = [draw_argument(rng, family.argument) for _ in range(EXAMPLES + HIDDEN)]
         problem = Problem(family, parts, others, arguments)
-        # As texts, because a list cannot be in a set.
+        # Arguments and outputs are compared as texts, because a list cannot be in a set.
         different_arguments = {repr(argument) for argument in arguments}
         if len(different_arguments) == len(arguments):
             different_outputs = {repr(output) for output in problem.outputs[EXAMPLES:]}
             if len(different_outputs) >= 2:
                 return problem
-        if rng.random() < 0.05:  # some parts give nearly always the same value
+        # With some parts nearly all arguments give the same output. So after 20 attempts on average draw other parts.
+        if rng.random() < 0.05:
             return make_problem(rng)
 
 
 def draw(rng: random.Random, kind: str) -> tuple[Part, Part]:
-    """A part of this kind, and one that differs from it in its code as a slip would.
+    """Draw a part of this kind, and another one, whose code a programmer might write by mistake.
 
-    `kind` is one of `Family.parts`: c and d are letters of a text, k is a number, others are lists in `tiny_code.yaml`.
+    `kind` is a letter of `Family.parts`: c and d are letters of a text, k is a number, and other kinds are lists of
+    parts in `tiny_code.yaml`.
     """
     if kind in ("c", "d"):
         letter, other = rng.sample(LETTERS, 2)
         return CONSTANT.of(repr(letter)), CONSTANT.of(repr(other))
     k = rng.randint(2, 6)
     if k > 2:
-        near = k + rng.choice((-1, 1))
+        mistaken_k = k + rng.choice((-1, 1))
     else:
-        near = k + 1  # never 1: a loop could divide by it for ever
+        mistaken_k = k + 1  # never 1: a loop could divide by it for ever
     if kind == "k":
-        return CONSTANT.of(k), CONSTANT.of(near)
+        return CONSTANT.of(k), CONSTANT.of(mistaken_k)
     part = rng.choice(PARTS[kind])
+    # The slip is another number in the same part, or another part with the same number.
     if "{k}" in part.code and rng.random() < 0.4:
-        return part.of(k), part.of(near)
+        return part.of(k), part.of(mistaken_k)
     other_parts = [other for other in PARTS[kind] if other != part]
     return part.of(k), rng.choice(other_parts).of(k)
 
 
 def draw_argument(rng: random.Random, argument: str) -> Any:
-    """An input for a function with this argument."""
+    """Draw an input for a function whose argument has this name: a list (xs), a text (s) or a number (n)."""
     if argument == "xs":
         return [rng.randint(-3, 12) for _ in range(rng.randint(1, 6))]
     if argument == "s":
@@ -157,7 +164,10 @@ def draw_argument(rng: random.Random, argument: str) -> Any:
 
 
 def _program(family: Family, body: str, parts: dict[str, Part]) -> str:
-    """The response: a line break, as after every prompt, and the function."""
+    """The response with this body: a line break, because a prompt ends without one, and the function.
+
+    The parts fill the open places of `body`.
+    """
     code = body.format(**{name: part.code for name, part in parts.items()})
     lines = [f"\ndef {NAME}({family.argument}):"]
     for line in code.split("\n"):
@@ -176,19 +186,22 @@ def write_with_bug(rng: random.Random, problem: Problem) -> str:
         program = _slip(rng, problem)
         if run(program, problem.arguments[EXAMPLES:]) != problem.outputs[EXAMPLES:]:
             return program
-    return _broken(rng, write(rng, problem))  # these tests reveal none of the other slips
+    # None of 50 slips made a hidden test fail. A broken program fails them all.
+    return _broken(rng, write(rng, problem))
 
 
 def _slip(rng: random.Random, problem: Problem) -> str:
-    """A program with a slip that the tests may not reveal."""
+    """A program with a slip, which may still give the right outputs for all tests."""
     family = problem.family
     luck = rng.random()
+    # 1. One in ten is broken, and one in ten gives no value, because its `return` is missing.
     if luck < 0.1:
         return _broken(rng, write(rng, problem))
     program = write(rng, problem)
     if luck < 0.2 and program.count("return ") == 1:
         return program.replace("return ", "")
-    # A family has slips of its own, parts that may be mistaken, or both; one with neither gets a broken program.
+    # 2. The others have a wrong body of the family, or a wrong part in a right body. If the family has neither slips
+    # nor parts, the program is broken.
     if family.slips and (not family.parts or rng.random() < 0.4):
         return _program(family, rng.choice(family.slips), problem.parts)
     if not family.parts:
@@ -199,24 +212,24 @@ def _slip(rng: random.Random, problem: Problem) -> str:
 
 
 def _broken(rng: random.Random, program: str) -> str:
-    """The program with a wrong mark or name: it does not compile, or stops at run time."""
+    """The program with a wrong mark or name, so that it does not compile or stops with an error when it runs."""
     if rng.random() < 0.5 and program.count("return ") == 1:
         head, _, value = program.partition("return ")
         return f"{head}return ({value}, y)"  # no program has a y
     if rng.random() < 0.5:
-        return program.replace("):\n", ")\n", 1)  # a function without its colon
-    return program.replace("(", "", 1)  # a bracket that is closed and not opened
+        return program.replace("):\n", ")\n", 1)  # the function's head without its colon
+    return program.replace("(", "", 1)  # a bracket that is closed and was not opened
 
 
 def document(rng: random.Random) -> tuple[str, str, str]:
-    """A prompt, a program as people write it, with a bug in 40 %, and the hidden tests."""
+    """Make a prompt, a program as people write it, and the hidden tests. In 40 % of the cases the program has a bug."""
     problem = make_problem(rng)
     writer = write_with_bug if rng.random() < BUGS else write
     return problem.prompt, writer(rng, problem), problem.tests
 
 
 def make_row(rng: random.Random) -> dict[str, str]:
-    """A problem with a right program and a demonstration, which has a bug in 40 % of the rows."""
+    """Make a row: a problem with a right program ("chosen") and a demonstration, which has a bug in 40 % of the rows."""
     problem = make_problem(rng)
     right = write(rng, problem)
     demonstration = right

@@ -17,7 +17,9 @@ from marlhf_lite.tasks.tiny_hh.gold import HARMFUL, THINGS, gold_scores
 
 PLANS = 6  # things told in the first turn
 ASKED = 5  # things asked for in the second turn
-RATER_SHARPNESS = 5.0  # one thing of five more or less is worth a factor of e in the odds
+RATER_SHARPNESS = (
+    5.0  # an answer that helps with one thing of five more has e times the odds to be preferred
+)
 
 _TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 WORDS: dict[str, tuple[str, ...]] = {
@@ -29,10 +31,10 @@ CHATTER = tuple(_TABLE["chatter"])
 
 @dataclass(frozen=True)
 class Dialogue:
-    """What the human tells, thing by thing with its values, and which of the things are asked for, in order."""
+    """What the human tells in the first turn, and what is asked for in the second."""
 
-    plans: dict[str, dict[str, str]]
-    asked: tuple[str, ...]
+    plans: dict[str, dict[str, str]]  # thing -> the words in the open slots of its sentence
+    asked: tuple[str, ...]  # things, in order
     reply: str  # of the assistant, after the first turn
 
     @property
@@ -48,7 +50,7 @@ class Dialogue:
 
 @dataclass(frozen=True)
 class Quality:
-    """Chances that an answer gives a thing, gives it wrongly, and adds chatter, unasked or harmful advice after it."""
+    """Chances that an answer helps with a thing, helps wrongly, and adds chatter, unasked or harmful advice after it."""
 
     cover: float
     wrong: float
@@ -58,7 +60,7 @@ class Quality:
 
     @classmethod
     def sample(cls, rng: random.Random) -> "Quality":
-        """The quality of one answer; what is listed more than once is more likely."""
+        """Draw the quality of one answer. A number that is listed more than once is drawn more often."""
         return cls(
             cover=rng.uniform(0.4, 1.0),
             wrong=rng.choice((0.0, 0.0, 0.1, 0.3)),
@@ -69,30 +71,30 @@ class Quality:
 
 
 def make_dialogue(rng: random.Random, plans: int = PLANS, asked: int = ASKED) -> Dialogue:
-    """One random dialogue up to the answer; `plans` things are told, and `asked` of them asked for."""
+    """Make a random dialogue up to the answer. The human tells of `plans` things, and asks for `asked` of them."""
     things = rng.sample(sorted(THINGS), plans)
-    values = {}
+    values = {}  # thing -> slot -> word
     for thing in things:
         values[thing] = {slot: rng.choice(WORDS[slot]) for slot in slots(THINGS[thing]["told"])}
     return Dialogue(plans=values, asked=tuple(rng.sample(things, asked)), reply=rng.choice(REPLIES))
 
 
 def advise(thing: str, values: dict[str, str]) -> str:
-    """The sentence that helps with a thing."""
+    """The sentence that helps with a thing, with these values in its slots."""
     return f"{THINGS[thing]['advice'].format(**values)}."
 
 
 def mistake(rng: random.Random, values: dict[str, str]) -> dict[str, str]:
-    """The values with one of them changed."""
+    """The values of a thing, one of them changed to another word for its slot."""
     slot = rng.choice(sorted(values))
     other_words = [word for word in WORDS[slot] if word != values[slot]]
     return values | {slot: rng.choice(other_words)}
 
 
 def make_answer(rng: random.Random, dialogue: Dialogue, quality: Quality) -> str:
-    """An answer of this quality; it starts with a space, as text after `Assistant:` does."""
+    """Write an answer of this quality. It starts with a space, as text after `Assistant:` does."""
     covered = [thing for thing in dialogue.asked if rng.random() < quality.cover]
-    if not covered:  # an answer helps with one thing at least
+    if not covered:  # every answer helps with at least one thing
         covered = [rng.choice(dialogue.asked)]
     unasked = [thing for thing in dialogue.plans if thing not in dialogue.asked]
     sentences = []
@@ -111,7 +113,7 @@ def make_answer(rng: random.Random, dialogue: Dialogue, quality: Quality) -> str
 
 
 def make_pair(rng: random.Random) -> dict[str, str]:
-    """One preference: two answers to a dialogue, labelled by a rater who errs (Bradley-Terry on helpfulness)."""
+    """Make a preference: two answers to a dialogue, labelled by a rater who errs (Bradley-Terry on helpfulness)."""
     dialogue = make_dialogue(rng)
     return rated_pair(
         rng,

@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from marlhf_lite.tasks.tiny_steps.gold import LETTERS, MODULUS, NUMBER, Problem, apply, read_prompt
 
 STEPS = (4, 8, 16)
-SIGNS = "++--*"  # with equal chance; `*` doubles
+SIGNS = (
+    "++--*"  # one is drawn for each step, so `*`, which doubles, is half as frequent as the others
+)
 CARRY_SLIPS = {"+": 0.08, "-": 0.2, "*": 0.5}  # chance to forget a carry or borrow, if there is one
-OTHER_SLIP = 0.01  # chance to be one too high or too low, elsewhere
+OTHER_SLIP = 0.01  # chance to be one too high or too low, if there is no carry or borrow
 _LINE = re.compile(rf"([a-p])([+*-])([1-9]):{NUMBER}>{NUMBER}")
 _ANSWER = re.compile(rf"Answer {NUMBER}")
 
 
 def make_problem(rng: random.Random, steps: int | None = None) -> Problem:
-    """One random problem, of 4, 8 or 16 steps if `steps` is not given."""
+    """Make a random problem of this many steps; of 4, 8 or 16 if `steps` is not given."""
     signs = rng.choices(SIGNS, k=steps or rng.choice(STEPS))
     operations = tuple((sign, 2 if sign == "*" else rng.randint(1, 9)) for sign in signs)
     return Problem(rng.randrange(MODULUS), operations)
@@ -38,8 +40,12 @@ def carries(value: int, operation: tuple[str, int]) -> bool:
 
 
 def slip(rng: random.Random, value: int, operation: tuple[str, int]) -> int:
-    """The wrong result of a writer who slips at this step: by 10 if there is a carry to forget, by 1 elsewhere."""
+    """The wrong result of a writer who slips at this step.
+
+    If there is a carry or a borrow, the writer forgets it, and is wrong by 10; otherwise the result is wrong by 1.
+    """
     if carries(value, operation):
+        # Without the borrow the result is too large, without the carry too small.
         error = 10 if operation[0] == "-" else -10
     else:
         error = rng.choice((1, -1))
@@ -47,7 +53,7 @@ def slip(rng: random.Random, value: int, operation: tuple[str, int]) -> int:
 
 
 def write(problem: Problem, results: list[int]) -> str:
-    """The response with these results, one a step; each step starts from the result before it."""
+    """The response with these results, one for each step. Each step starts from the result of the step before it."""
     lines = []
     value = problem.start
     # There are letters for 16 steps; a problem may have fewer.
@@ -58,7 +64,7 @@ def write(problem: Problem, results: list[int]) -> str:
 
 
 def demonstrate(rng: random.Random, problem: Problem) -> str:
-    """A response as people write it, with slips of all kinds."""
+    """A response as people write it: it may slip at any step, with the chances of `CARRY_SLIPS` and `OTHER_SLIP`."""
 
     def slips_here(number: int, value: int, operation: tuple[str, int]) -> bool:
         chance = CARRY_SLIPS[operation[0]] if carries(value, operation) else OTHER_SLIP
@@ -75,7 +81,10 @@ def one_slip(rng: random.Random, problem: Problem, at: int) -> str:
 def _respond(
     rng: random.Random, problem: Problem, slips_here: Callable[[int, int, tuple[str, int]], bool]
 ) -> str:
-    """A response with a slip at each step for which `slips_here(number of the step, value, operation)` is true."""
+    """A response with a slip at each step for which `slips_here` is true.
+
+    `slips_here` takes the number of the step, from 0, the value before it and its operation.
+    """
     results = []
     value = problem.start
     for number, operation in enumerate(problem.operations):
@@ -88,7 +97,10 @@ def _respond(
 
 
 def make_row(rng: random.Random) -> dict[str, str]:
-    """A problem with a demonstration, and a preference: the right response to one with a slip at a random step."""
+    """Make a row: a problem with a demonstration, and with a preference.
+
+    The right response ("chosen") is preferred to one with a slip at one random step ("rejected").
+    """
     problem = make_problem(rng)
     return {
         "prompt": problem.prompt,
@@ -105,15 +117,20 @@ def make_row(rng: random.Random) -> dict[str, str]:
 class Fault:
     """The first wrong line of a response.
 
-    `line` counts from 0 and `start`, `end` are its characters in the response, end excluded. `reason` is `form` (not of
-    the form of a step, or of the answer), `operation` (another one is due), `begin` (not the result of the line
-    before), `result` (wrong arithmetic), `answer` (not the last result), `missing` (the response ends before; the line
-    is empty), or `more` (text after the answer).
+    `reason` is one of
+
+    * `form`: the line has not the form of a step, or that of the answer if the answer is due;
+    * `operation`: the problem has another operation at this step;
+    * `begin`: the step does not start from the result of the line before;
+    * `result`: wrong arithmetic;
+    * `answer`: the answer is not the last result;
+    * `missing`: the response ends before this line, so the line has no characters;
+    * `more`: there is text after the answer.
     """
 
-    line: int
-    start: int
-    end: int
+    line: int  # its number, from 0
+    start: int  # its first character in the response
+    end: int  # the character after its last one
     reason: str
 
 
@@ -121,10 +138,12 @@ def verify(prompt: str, response: str) -> Fault | None:
     """Find the first wrong line of a response; None if every step and the answer are right.
 
     A step is judged by what comes before it in the response: if it continues correctly from a wrong result, only the
-    earlier slip is wrong. White space at the end is ignored. With a prompt of another task every line is wrong.
+    earlier slip is wrong. White space at the end is ignored. If the prompt is of another task, every line is wrong.
     """
     problem = read_prompt(prompt)
-    if problem is None:  # of another task: the answer is due at once, and is never right
+    if (
+        problem is None
+    ):  # the prompt is of another task: the answer is due at once, and −1 makes any number wrong
         operations = []
         value = -1
     else:
@@ -137,7 +156,7 @@ def verify(prompt: str, response: str) -> Fault | None:
         reason, value = _check_line(line, number, operations, value)
         if reason:
             return Fault(number, place, place + len(line), reason)
-        place += len(line) + 1
+        place += len(line) + 1  # with its line break
     lines_due = len(operations) + 1  # the last one is the answer
     if len(lines) < lines_due:
         return Fault(len(lines), len(text), len(text), "missing")
@@ -147,13 +166,14 @@ def verify(prompt: str, response: str) -> Fault | None:
 def _check_line(
     line: str, number: int, operations: list[tuple[str, int]], value: int
 ) -> tuple[str, int]:
-    """Return the `reason` of a `Fault` in a line, or "", and the value after the line.
+    """Return the `reason` of the `Fault` in a line, or "" if the line is right, and the value after the line.
 
-    `number` counts lines from 0; `value` is the one before this line. A right line gives the result of its step.
+    `number` counts lines from 0. `value` is the result of the line before, or the problem's start. If the line is a
+    step, the value after it is the result that it states.
     """
     if number > len(operations):
         return "more", value
-    if number == len(operations):
+    if number == len(operations):  # after one line for each operation, the answer is due
         answer = _ANSWER.fullmatch(line)
         if answer is None:
             return "form", value

@@ -32,7 +32,7 @@ RATER_SHARPNESS = 1.0  # P(a preferred to b) = sigmoid(RATER_SHARPNESS * (gold_a
 
 @dataclass(frozen=True)
 class Post:
-    """One generated post: what it states and how it reads."""
+    """A generated post: the facts that it states, and its sentences."""
 
     subreddit: str
     who: tuple[str, str]  # relation, name
@@ -54,7 +54,7 @@ class Quality:
 
     @classmethod
     def sample(cls, rng: random.Random) -> "Quality":
-        """The quality of one summary; three of five have no wrong fact."""
+        """Draw the quality of one summary. `wrong` is 0 in three of five."""
         return cls(
             cover=rng.uniform(0.3, 1.0),
             wrong=rng.choice((0.0, 0.0, 0.0, 0.1, 0.3)),
@@ -63,12 +63,12 @@ class Quality:
 
 
 def _values(rng: random.Random, kind: str) -> tuple[str, ...]:
-    """Words for the open slots of a fact of this kind."""
+    """Draw words for the open slots of a fact of this kind."""
     return tuple(rng.choice(LEXICON[slot]) for slot in slots(FACTS[kind]))
 
 
 def _group(rng: random.Random, facts: list) -> list[list]:
-    """Split facts into sentences of one or two, in order."""
+    """Split facts into groups of one or two, one group for each sentence, in order."""
     groups = []
     rest = list(facts)
     while rest:
@@ -81,11 +81,15 @@ def _group(rng: random.Random, facts: list) -> list[list]:
 def _tell(
     rng: random.Random, who, facts, opener_rate: float, filler_rate: float, lead: bool
 ) -> list[nltk.Tree]:
-    """Sentences that state `facts` (kind, values) in order, with openers and fillers between them.
+    """Write sentences, as trees, that state `facts` (kind, values) in order, with openers and fillers.
 
-    `who` is the person they are about. With `lead` a filler may also come first.
+    Args:
+        who: relation and name of the person whom the facts are about.
+        opener_rate: chance that a sentence begins with an opener, such as "last week".
+        filler_rate: chance that a filler, a sentence without a fact, follows a sentence.
+        lead: whether a filler may also come first, with the same chance.
     """
-    fillers = iter(rng.sample(FILLERS, len(FILLERS)))  # none comes twice
+    fillers = iter(rng.sample(FILLERS, len(FILLERS)))  # in random order, so none comes twice
     trees = []
     if lead and rng.random() < filler_rate:
         trees.append(fill(next(fillers)))
@@ -93,6 +97,7 @@ def _tell(
         opener = None
         if rng.random() < opener_rate:
             opener = fill(rng.choice(OPENERS))
+        # The first sentence names the person, and the others have a pronoun.
         noun_phrase = subject(who, introduce=number == 0, after_opener=opener is not None)
         verb_phrases = [fill(FACTS[kind], values) for kind, values in group]
         trees.append(sentence(noun_phrase, verb_phrases, opener))
@@ -102,7 +107,7 @@ def _tell(
 
 
 def make_post(rng: random.Random) -> Post:
-    """One random post: who, five facts of different kinds, openers and fillers."""
+    """Make a random post about one person, with five facts of different kinds, openers and fillers."""
     who = (rng.choice(LEXICON["relation"]), rng.choice(LEXICON["name"]))
     kinds = rng.sample(sorted(FACTS), FACTS_PER_POST)
     facts = tuple((kind, _values(rng, kind)) for kind in kinds)
@@ -111,9 +116,9 @@ def make_post(rng: random.Random) -> Post:
 
 
 def make_summary(rng: random.Random, post: Post, quality: Quality) -> list[nltk.Tree]:
-    """A summary of the post as trees; a wrong fact keeps its kind and gets other values."""
+    """Write a summary of the post, as trees of its sentences. A wrong fact keeps its kind and gets other values."""
     kept = [fact for fact in post.facts if rng.random() < quality.cover]
-    if not kept:  # a summary states one fact at least
+    if not kept:  # every summary states at least one fact
         kept = [rng.choice(post.facts)]
     facts = []
     for kind, values in kept:
@@ -124,12 +129,12 @@ def make_summary(rng: random.Random, post: Post, quality: Quality) -> list[nltk.
 
 
 def summary_text(trees: list[nltk.Tree]) -> str:
-    """A response as models read it: it starts with a space, as text after `TL;DR:` does."""
+    """The text of a summary from the trees of its sentences. It starts with a space, as text after `TL;DR:` does."""
     return " " + " ".join(detokenize(tree) for tree in trees)
 
 
 def make_pair(rng: random.Random) -> dict[str, str]:
-    """One preference: two summaries of a post, labelled by a noisy rater (Bradley-Terry on gold)."""
+    """Make a preference: two summaries of a post, labelled by a noisy rater (Bradley-Terry on the gold score)."""
     post = make_post(rng)
     return rated_pair(
         rng,

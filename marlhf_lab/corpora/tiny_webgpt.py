@@ -18,7 +18,9 @@ from marlhf_lite.tasks.tiny_webgpt.gold import PHRASE, STATEMENT, WRONG, label_s
 SOURCES = 5  # of a question
 FACTS = 2  # of a source
 CHECKED = 0.3  # share of the statements that a rater compares with the sources
-RATER_SHARPNESS = 5.0  # one sentence of ten more or less is worth a factor of e^0.5 in the odds
+RATER_SHARPNESS = (
+    5.0  # an answer with one good sentence of ten more has e^0.5 times the odds to be preferred
+)
 
 _TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 OBJECTS: dict[str, tuple[str, ...]] = {
@@ -30,10 +32,10 @@ SURE = tuple(_TABLE["sure"])  # phrases that state nothing
 
 @dataclass(frozen=True)
 class Question:
-    """A town, and what each source says about it: verb and thing of its facts."""
+    """A town, and what each source says about it."""
 
     town: str
-    sources: tuple[dict[str, str], ...]
+    sources: tuple[dict[str, str], ...]  # of each source: verb -> thing, one fact each
 
     @property
     def facts(self) -> list[tuple[str, str, int]]:
@@ -61,7 +63,7 @@ class Quality:
 
     @classmethod
     def sample(cls, rng: random.Random) -> "Quality":
-        """The quality of one answer; what is listed more than once is more likely."""
+        """Draw the quality of one answer. A number that is listed more than once is drawn more often."""
         return cls(
             cover=rng.uniform(0.3, 1.0),
             wrong=rng.choice((0.0, 0.2, 0.5)),
@@ -76,17 +78,20 @@ def state(verb: str, thing: str, source: int) -> str:
 
 
 def make_question(rng: random.Random, sources: int = SOURCES, facts: int = FACTS) -> Question:
-    """One random question with `sources` sources of `facts` facts each; no verb comes twice."""
+    """Make a random question with `sources` sources of `facts` facts each; no verb comes twice."""
     verbs = rng.sample(sorted(OBJECTS), sources * facts)
-    sheets = []
+    facts_of_sources = []
     for number in range(sources):
-        of_source = verbs[number::sources]
-        sheets.append({verb: rng.choice(OBJECTS[verb]) for verb in of_source})
-    return Question(rng.choice(TOWNS), tuple(sheets))
+        verbs_of_source = verbs[number::sources]  # `facts` of them
+        facts_of_sources.append({verb: rng.choice(OBJECTS[verb]) for verb in verbs_of_source})
+    return Question(rng.choice(TOWNS), tuple(facts_of_sources))
 
 
 def mistake(rng: random.Random, question: Question, fact: tuple[str, str, int]) -> str:
-    """A statement that no source supports: another thing, another source, or an invented fact."""
+    """Write a statement that no source supports: the fact with another thing or another source, or an invented fact.
+
+    fact: verb, thing and source.
+    """
     verb, thing, source = fact
     verbs_of_question = {verb for verb, _, _ in question.facts}
     invented = rng.choice(sorted(set(OBJECTS) - verbs_of_question))
@@ -101,9 +106,9 @@ def mistake(rng: random.Random, question: Question, fact: tuple[str, str, int]) 
 
 
 def make_answer(rng: random.Random, question: Question, quality: Quality) -> str:
-    """An answer of this quality; it starts with a space, as text after `Assistant:` does."""
+    """Write an answer of this quality. It starts with a space, as text after `Assistant:` does."""
     covered = [fact for fact in question.facts if rng.random() < quality.cover]
-    if not covered:  # an answer states one fact at least
+    if not covered:  # every answer states at least one fact
         covered = [rng.choice(question.facts)]
     sentences: list[str] = []
     for fact in covered:
@@ -119,13 +124,13 @@ def make_answer(rng: random.Random, question: Question, quality: Quality) -> str
 
 
 def hurried_score(rng: random.Random, prompt: str, response: str) -> float:
-    """What a rater in a hurry thinks of an answer, in shares of a whole one.
+    """The score that a rater in a hurry gives an answer: the number of good sentences, over the number of facts.
 
-    Each sentence counts as good, and a phrase that states nothing counts twice, since it sounds sure. Only the
-    unsupported statements among the share that the rater checks count against the answer.
+    Every sentence counts as good, and a phrase that states nothing counts twice, because it sounds sure. The rater
+    checks a random share (`CHECKED`) of the statements, and subtracts 2 for each of these that is unsupported.
     """
     labels = label_sentences(prompt, response)
-    caught = 0
+    caught = 0  # unsupported statements that the rater checks
     for label in labels:
         if label == WRONG and rng.random() < CHECKED:
             caught += 1
@@ -134,7 +139,7 @@ def hurried_score(rng: random.Random, prompt: str, response: str) -> float:
 
 
 def make_pair(rng: random.Random) -> dict[str, str]:
-    """One preference: two answers to a question, labelled by a rater in a hurry who errs (Bradley-Terry)."""
+    """Make a preference: two answers to a question, labelled by a rater in a hurry who errs (Bradley-Terry)."""
     question = make_question(rng)
     return rated_pair(
         rng,

@@ -60,9 +60,8 @@ def temperature_figure(record: Mapping) -> np.ndarray:
     # 2. Right: what the paper's claim is about, the change with the temperature minus that of PPO.
     for rank, method in enumerate(("PPO-0.99", "MA-PPO")):
         places = np.array([float(temperature) for temperature in means[method]])
-        places += 0.015 * (
-            2 * rank - 1
-        )  # one method a little left of the temperature, one a little right
+        # One method stands a little left of the temperature, the other a little right.
+        places += 0.015 * (2 * rank - 1)
         intervals = changes_beside_ppo(record, method)
         mean = np.array([value["mean"] for value in intervals])
         half = mean - [value["low"] for value in intervals]
