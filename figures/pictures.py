@@ -21,7 +21,7 @@ from print_pdf import browse, find_browser  # noqa: E402
 
 from marlhf_lab.figures.notebook import PALETTE  # noqa: E402
 
-WIDTH, HEIGHT = 760, 700  # of the window, in pixels; what stays empty below is cut off
+WIDTH, HEIGHT = 760, 700  # of the browser's window, in pixels; `take` cuts off what stays empty
 
 
 def sources() -> list[Path]:
@@ -30,12 +30,12 @@ def sources() -> list[Path]:
 
 
 def mark(source: Path) -> str:
-    """What a picture holds of its source: it tells whether the picture is of this very file."""
+    """The mark of a source, which its picture holds: if the source changes, so does its mark."""
     return sha256(source.read_bytes()).hexdigest()
 
 
 def width(source: Path) -> int:
-    """The width of the window: a diagram's own, or that of a notebook's page."""
+    """The width of the browser's window for this source: a diagram's own width, or that of a notebook's page."""
     return (
         int(re.search(r'<svg[^>]* width="(\d+)', source.read_text("utf-8"))[1])
         if source.suffix == ".svg"
@@ -44,11 +44,11 @@ def width(source: Path) -> int:
 
 
 def take(browser: str, source: Path) -> None:
-    """Write the picture beside its source."""
+    """Take a picture of the source in a browser, and write it beside the source."""
     with tempfile.TemporaryDirectory() as folder:
         shot = Path(folder) / "shot.png"
         size = f"--window-size={width(source)},{HEIGHT}"
-        # What moves is shown at its end.
+        # With reduced motion, what moves shows its end.
         browse(
             browser,
             source,
@@ -58,6 +58,7 @@ def take(browser: str, source: Path) -> None:
             "--force-prefers-reduced-motion",
         )
         picture = Image.open(shot).convert("RGB")
+    # Cut off what is empty on the right and below, except 8 pixels. The last pixel has the colour of empty places.
     background = Image.new(
         "RGB", picture.size, picture.getpixel((picture.width - 1, picture.height - 1))
     )
@@ -71,13 +72,14 @@ def take(browser: str, source: Path) -> None:
 
 
 def film(browser: str, source: Path) -> None:
-    """Write a GIF of one period of a diagram that moves, from pictures of the motion stopped at each frame."""
+    """Write a GIF of one period of a diagram that moves. Each frame is a picture of the motion, stopped at its time."""
     text = source.read_text("utf-8")
-    period = float(re.search(r"animation: \w+ (\d+)s", text)[1])
+    period = float(re.search(r"animation: \w+ (\d+)s", text)[1])  # in seconds
     frames_per_second = 5
     frames = []
     with tempfile.TemporaryDirectory() as folder:
         for i in range(round(period * frames_per_second)):
+            # With a negative delay, a paused motion stands where it would be after that time.
             delay = f"animation-delay: -{i / frames_per_second}s !important"
             stopped = f"* {{ animation-play-state: paused !important; {delay}; }}"
             still, shot = Path(folder) / "still.svg", Path(folder) / f"{i}.png"
@@ -97,7 +99,7 @@ def film(browser: str, source: Path) -> None:
 
 
 def is_new(source: Path) -> bool:
-    """Is the picture beside a file of this very file?"""
+    """Whether the source has a picture beside it, and this was taken of the source as it is now."""
     if not source.with_suffix(".png").exists():
         return False
     with Image.open(source.with_suffix(".png")) as picture:

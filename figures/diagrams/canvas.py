@@ -20,7 +20,7 @@ WIDTH = 800
 FONT = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 INK, FAINT, PANEL, FRAME, GREY = "#1f1f1f", "#5f5f5f", "#fdfcf9", "#cfcabf", "#e9e6df"
 
-# The colours of the plots: a model that is no method has one of those that are none's.
+# A method has the same colour as in the plots. Reward model and critic are no methods: they have colours of `SERIES`.
 PPO, MACRO, REFERENCE, LONGER = (METHODS[name].colour for name in ("PPO", "MA-PPO", "SFT", "E1"))
 SAE, FIRST, ALL, CALIBRATED = (METHODS[name].colour for name in ("E2", "E3", "lam=1", "VC"))
 REWARD, CRITIC = SERIES[1], SERIES[3]
@@ -37,16 +37,19 @@ def tint(colour: str, share: float = 0.17) -> str:
 def turned_over(colour: str) -> str:
     """Make a pale colour dark and a dark one pale, for dark pages; the hue stays.
 
-    All three channels move by the same amount, so their differences stay: from lightness Y to 1 − Y. Then everything is
-    drawn together a little, because pure black and white are too hard beside a dark page.
+    All three channels move by the same amount, so that the lightness changes from Y to 1 − Y and the differences
+    between the channels stay. Then all channels move a little towards grey, because pure black and white are too hard
+    beside a dark page.
     """
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     red, green, blue = channels
-    lightness = 0.213 * red + 0.715 * green + 0.072 * blue
+    lightness = 0.213 * red + 0.715 * green + 0.072 * blue  # how bright each channel looks
     lightness_on_dark = 1 - lightness
-    is_line_or_bar = max(channels) - min(channels) > 0.4  # boxes under words have paler colours
+    # Only lines and bars have such strong colours: boxes under words are paler.
+    is_line_or_bar = max(channels) - min(channels) > 0.4
     if is_line_or_bar:
-        lightness_on_dark = max(lightness_on_dark, 0.42)  # clear of the dark panel
+        # Light enough to stand out from the dark panel.
+        lightness_on_dark = max(lightness_on_dark, 0.42)
     moved = [channel + lightness_on_dark - lightness for channel in channels]
     softer = [0.08 + 0.86 * min(1, max(0, channel)) for channel in moved]
     return "#" + "".join(f"{round(255 * channel):02x}" for channel in softer)
@@ -86,18 +89,21 @@ class Canvas:
         anchor: str = "middle",
         kind: str = "",
     ) -> None:
-        """Write one or several lines; y is the middle of their height. ^x, or ^(x y), is a superscript.
+        """Write one or several lines; y is the middle of their height. In `words`, ^x or ^(x y) is a superscript.
 
         `kind` is a class of the diagram's own style, as for a part that moves.
         """
         lines, step = words.split("\n"), 1.32 * size
+        # SVG places the baseline of a line, which is about 0.35 of its size below the middle of its letters.
         first = y + 0.35 * size - step * (len(lines) - 1) / 2
         weight = ' font-weight="bold"' if bold else ""
+        # A superscript (\1 or \2) is raised and smaller. The tspan after it lowers the rest of the line again, and stays
+        # open up to the end of the line, which needs one closing tag for each superscript.
         raised = rf'<tspan dy="-{0.35 * size:g}" font-size="{0.75 * size:g}">\1\2</tspan><tspan dy="{0.35 * size:g}">'
         for i, line in enumerate(lines):
             place = f'x="{x:g}" y="{first + i * step:.1f}" font-size="{size:g}" text-anchor="{anchor}" fill="{colour}"'
             inside, marks = re.subn(r"\^(?:\(([^)]*)\)|(\w))", raised, escape(line))
-            # some drop such a space
+            # Some programs drop a space at the start of a tspan, so there `dx` moves the words by the width of a space.
             inside = re.sub(r'(<tspan dy="[\d.]+")> ', rf'\1 dx="{0.28 * size:g}">', inside)
             of_kind = f' class="{kind}"' if kind else ""
             self._parts.append(
@@ -105,8 +111,9 @@ class Canvas:
             )
 
     def note(self, y: float, words: str) -> None:
-        """Write a remark from the left margin on, in lines that fit; y is the middle of the first one."""
+        """Write a remark from the left margin on, in lines that fit; y is the middle of the first line."""
         lines = textwrap.wrap(words, 110)
+        # `text` takes the middle of all lines, which are 1.32 · 13 pixels apart.
         self.text(
             28,
             y + (len(lines) - 1) * 0.66 * 13,
@@ -146,7 +153,7 @@ class Canvas:
         size: float = 13.5,
         bold: bool = False,
     ) -> None:
-        """Draw a box with words in its middle. A test holds the words inside: box and words are one group."""
+        """Draw a box with words in its middle. Both are one group, so that a test can check that the words fit."""
         self._parts.append('<g class="box">')
         self.rect(x, y, w, h, tint(colour), colour, radius=7, thick=1.8, dashed=dashed)
         self.text(x + w / 2, y + h / 2, words, size, bold)
@@ -166,7 +173,8 @@ class Canvas:
         """Draw a line through the points with a head at the last one."""
         (x0, y0), (x, y) = points[-2:]
         length = math.hypot(x - x0, y - y0)
-        u, v = (x - x0) / length, (y - y0) / length
+        u, v = (x - x0) / length, (y - y0) / length  # the direction of the last piece, of length 1
+        # The head is a triangle, 10 pixels long and 10 wide; the line ends at its back.
         back = (x - 10 * u, y - 10 * v)
         self.line([*points[:-1], back], colour, dashed=dashed)
         head = [(x, y), (back[0] - 5 * v, back[1] + 5 * u), (back[0] + 5 * v, back[1] - 5 * u)]
@@ -184,7 +192,7 @@ class Canvas:
         size: float = 13,
         bold: bool = False,
     ) -> None:
-        """Draw a row of neighbouring cells, one for each word; without `fills` they are white."""
+        """Draw a row of neighbouring cells from the left upper corner (x, y), one for each word; white if no `fills`."""
         for i, (w, word) in enumerate(zip(widths, words, strict=True)):
             self._parts.append('<g class="box">')
             self.rect(x, y, w, h, fills[i] if fills else "#ffffff", "#8a857b", thick=1)
@@ -198,13 +206,13 @@ class Canvas:
         self._parts.append(f"<style>\n{rules}\n</style>")
 
     def cover(self, x: float, y: float, w: float, h: float, kind: str) -> None:
-        """Hide what lies here; a style uncovers it from the right to the left."""
+        """Hide what is drawn here under a rectangle. A style of class `kind` makes it narrower, from the right on."""
         place = f'x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}"'
         origin = f'style="transform-origin: {x:g}px {y:g}px"'
         self._parts.append(f'<rect {place} fill="{PANEL}" class="{kind}" {origin}/>')
 
     def ball(self, x: float, y: float, colour: str, kind: str) -> None:
-        """Draw a small ball that a style moves."""
+        """Draw a small ball, which a style of class `kind` moves."""
         self._parts.append(f'<circle cx="{x:g}" cy="{y:g}" r="6" fill="{colour}" class="{kind}"/>')
 
     def svg(self) -> str:
@@ -219,7 +227,11 @@ DIAGRAMS: dict[str, Callable[[], str]] = {}  # by file name: a function that ret
 
 
 def diagram(height: int) -> Callable:
-    """Register a function that draws on a canvas of this height; title and description are its docstring's."""
+    """Return a decorator that adds a drawing function to `DIAGRAMS`, for a canvas of this height.
+
+    The first line of the function's docstring is the diagram's title, the rest its description for those who cannot
+    see it.
+    """
 
     def register(draw: Callable[[Canvas], None]) -> Callable[[Canvas], None]:
         def svg() -> str:
@@ -235,5 +247,8 @@ def diagram(height: int) -> Callable:
 
 
 def alternate(lengths: Sequence[int]) -> list[str]:
-    """Return the fill of each token, so that neighbouring macro actions differ: the two colours of the plots."""
+    """Return the fill of each token: the two colours of the plots in turn, so that neighbouring macro actions differ.
+
+    lengths: of the macro actions, in tokens.
+    """
     return [PALE_SPANS[i % 2] for i, length in enumerate(lengths) for _ in range(length)]

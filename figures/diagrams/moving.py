@@ -42,7 +42,13 @@ MOTION = f"""
 
 
 def share_at(token: int, lam: float, block: int) -> float:
-    """Return the share of a score after the last token that reaches this token, if no critic foresaw any of it."""
+    """Return the share of a score after the last token that reaches token number `token`, counted from 0.
+
+    λ acts once for each block of `block` tokens after the token's own. The critic is uninformed: it expected none of
+    the score.
+    """
+    # With 101 tokens the last one is a block of its own. So the blocks after a token are the number of tokens after it,
+    # divided by `block` and rounded up.
     blocks_after_it = (TOKENS - 1 - token + block - 1) // block
     return lam**blocks_after_it
 
@@ -78,6 +84,7 @@ def score_travels(c: Canvas) -> None:
             width = tokens_of_block * WIDTH_OF_TOKEN - 1.2
             x = LEFT + first * WIDTH_OF_TOKEN
             c.rect(x, bottom - height, width, height, tint(colour, 0.75))
+        # The row's bars are all there. A cover hides them at first, and uncovers them token by token or block by block.
         how_it_goes_back = "jumps" if block > 1 else "walks"
         c.cover(LEFT, bottom - TALLEST - 1, TOKENS * WIDTH_OF_TOKEN, TALLEST + 1, how_it_goes_back)
         c.line([(LEFT, bottom), (right, bottom)], FAINT, thick=1)

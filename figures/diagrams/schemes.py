@@ -97,7 +97,7 @@ def four_models(c: Canvas) -> None:
         ),
     )
     for i, (name, output, adapter, colour) in enumerate(roles):
-        x, fixed = 28 + 188 * i, "fixed" in adapter
+        x, fixed = 28 + 188 * i, "fixed" in adapter  # a fixed adapter has a dashed frame
         c.text(x + 90, 72, name, size=15, bold=True)
         c.cells(x + 15, 90, [150], [""], h=48)
         c.text(x + 90, 114, output)
@@ -128,9 +128,11 @@ def clip_cases(c: Canvas) -> None:
     For a positive advantage the gradient is zero only where the ratio is above 1 + ε; for a negative one only
     where it is below 1 − ε. In the other four cases the policy learns.
     """
-    left, w = 140, 210
+    left, w = 140, 210  # of the table's first column, and the width of each of its three
     heads = ("ratio below 1 − ε", "ratio from 1 − ε to 1 + ε", "ratio above 1 + ε")
     c.cells(left, 62, [w] * 3, heads, [GREY] * 3, h=34, bold=True)
+    # A name, what happens in each column, and the corners of the thick line: in columns from the left edge, and in
+    # pixels from the top of the row.
     rows = (
         (
             "Â > 0\nbetter than\nexpected",
@@ -177,6 +179,7 @@ def house(c: Canvas) -> None:
         ("records", "utils/, evaluation/"),
         ("figures", "plotting/"),
     )
+    # Steps 0 to 4 go from left to right, and steps 5 to 9 below them from right to left.
     for i, (step, room) in enumerate(steps):
         column, second = (i, False) if i < 5 else (9 - i, True)
         x, y = 28 + 152 * column, 178 if second else 70
@@ -186,7 +189,7 @@ def house(c: Canvas) -> None:
             c.arrow((x + 136, y + 22), (x + 151, y + 22))
         elif i in (5, 6, 7, 8):
             c.arrow((x, y + 22), (x - 15, y + 22))
-    c.arrow((704, 142), (704, 175))
+    c.arrow((704, 142), (704, 175))  # from step 4 down to step 5
     c.text(28, 282, "A room imports only from rooms before it:", bold=True, anchor="start")
     names = "utils config macro tasks parsing models training evaluation plotting extras experiments cli.py marlhf_lab"
     for i, name in enumerate(names.split()):
@@ -215,6 +218,7 @@ def ladder(c: Canvas) -> None:
     c.text(490, 62, "baseline that is subtracted", bold=True)
     for j, words in enumerate(columns):
         c.text(298 + 190 * j, 96, words)
+    # How credit fades, and the estimators in the columns from the left: words and colour.
     rows = (
         ("λ at every token", [("PPO\nλ = 0.95", PPO)]),
         ("λ^(1/n) at every token", [("PPO-0.99\n0.95^(1/5) = 0.990", LONGER)]),

@@ -62,7 +62,7 @@ def credit_travel(c: Canvas) -> None:
     for the first of 20 tokens. A macro action k macro actions before the end keeps 0.95 to the power k: 0.86 for
     the first of four.
     """
-    T, n, w, x0 = 20, 5, 34.5, 32
+    T, n, w, x0 = 20, 5, 34.5, 32  # w: width of a token, x0: left edge of the first one, in pixels
     c.text(
         28,
         70,
@@ -106,7 +106,9 @@ def one_update(c: Canvas) -> None:
     0.15, 0.08 for the four right words, −0.19 and −0.08 for the two wrong ones. With an uninformed critic all bars are
     above 0, and the first word has least by PPO. With an informed critic the first words are above 0, the last below.
     """
+    # w: width of a word, x0: left edge of the first one, tall: height of a bar of 1, in pixels
     truth, x0, w, tall = true_advantages(), 38, 121, 200
+    # Title, `sees` of the critic, and y of the line at advantage 0 and of the words.
     panels = (
         (
             "Uninformed critic, 0.65 everywhere: all words are praised for the score of 1",
@@ -131,6 +133,7 @@ def one_update(c: Canvas) -> None:
             for place, (value, colour) in enumerate(
                 ((rows["A"][t], PPO), (rows["macro_A"][t], MACRO))
             ):
+                # A positive bar stands on the line at 0, a negative one hangs from it.
                 x, top = x0 + w * t + 14 + 48 * place, zero - tall * max(value, 0)
                 c.rect(x, top, 44, tall * abs(value), tint(colour, (0.2, 0.45)[place]), colour)
                 c.text(
@@ -190,10 +193,14 @@ def mask_ids_lengths(c: Canvas) -> None:
             [str(i).replace("-", "−") for i in macro.ids[row].tolist()],
             fills,
         )
-        runs = [fills[sum(lengths[:i])] if length else GREY for i, length in enumerate(lengths)]
+        # Each macro action has the colour of its first token; one that does not exist has length 0, and is grey.
+        fills_of_actions = [
+            fills[sum(lengths[:i])] if length else GREY for i, length in enumerate(lengths)
+        ]
         c.text(126, y + 322, f"response {row}", anchor="end")
-        c.cells(140, y + 308, [74] * 3, [str(length) for length in lengths], runs)
-        c.cells(450, y + 308, [74] * 3, [str(flag) for flag in macro.mask[row].tolist()], runs)
+        exists = macro.mask[row].tolist()
+        c.cells(140, y + 308, [74] * 3, [str(length) for length in lengths], fills_of_actions)
+        c.cells(450, y + 308, [74] * 3, [str(flag) for flag in exists], fills_of_actions)
     c.note(
         400,
         "Every token lies in exactly one macro action, macro actions are in order, and padding lies in none. S = "
@@ -253,18 +260,21 @@ def values_to_advantages(c: Canvas) -> None:
     )
     R, V = macro_rewards(penalties, torch.tensor([SCORE]), macro), macro_values(values, macro)
     A, _ = gae(R, V, macro.mask, lam=LAM)
-    following = torch.cat([V[:, 1:], torch.zeros(1, 1)], 1)
+    # After the last macro action the value is 0.
+    next_V = torch.cat([V[:, 1:], torch.zeros(1, 1)], 1)
+    # Name, where it comes from, and the row's words or numbers [1, 6] or [1, 2], with their colour.
     rows = (
         ("token", "two macro actions", WRITTEN, None),
         ("value V(s)", "from the critic", values, CRITIC),
         ("KL penalty r", "from policy and reference", penalties, REFERENCE),
         ("value V(ω)", "mean of its tokens", V, CRITIC),
         ("reward R", "sum of r; the last + score 1", R, REWARD),
-        ("TD error δ", "R + next V − V", R + following - V, MACRO),
+        ("TD error δ", "R + next V − V", R + next_V - V, MACRO),
         ("advantage Â", "δ + 0.95 · next Â", A, MACRO),
         ("Â of each token", "that of its macro action", macro.broadcast(A), PPO),
     )
     for i, (name, rule, row, colour) in enumerate(rows):
+        # There is more room before the rows of macro actions, and after them.
         y = 62 + 48 * i + 10 * (i > 2) + 10 * (i > 6)
         words = [number(x) for x in row[0].tolist()] if isinstance(row, torch.Tensor) else row
         fills = [tint(colour)] * len(words) if colour else alternate([3, 3])
@@ -302,12 +312,14 @@ def losses(c: Canvas) -> None:
         "two squared errors, of V and of V kept within\n0.2 of its old value: half of the larger one",
     )
     sides = ((28, PPO, "policy", *policy_side), (412, CRITIC, "critic", *value_side))
-    for x, colour, model, title, above, words, fixed, token, whole, clip in sides:
+    # The two sides, from top to bottom: what each token has, the number that all four share, the two forms of the loss
+    # ("token" or "macro"), how it is clipped, and the model that learns.
+    for x, colour, model, title, above, numbers, shared, token_form, macro_form, clip in sides:
         c.text(x + 180, 72, title, size=15, bold=True)
         c.text(x + 180, 100, above)
-        c.cells(x + 20, 114, [80] * 4, words, [tint(colour)] * 4)
-        c.cells(x + 20, 154, [320], [fixed], [tint(MACRO)])
-        for left, words in ((x + 20, token), (x + 190, whole)):
+        c.cells(x + 20, 114, [80] * 4, numbers, [tint(colour)] * 4)
+        c.cells(x + 20, 154, [320], [shared], [tint(MACRO)])
+        for left, words in ((x + 20, token_form), (x + 190, macro_form)):
             c.arrow((left + 75, 182), (left + 75, 212))
             c.box(left, 216, 150, 68, words, MACRO if left > x + 20 else PPO, size=13)
             c.arrow((left + 75, 284), (left + 75, 312))
@@ -351,6 +363,7 @@ def termination_rules(c: Canvas) -> None:
         y, lengths = 94 + 48 * i, [n for n in macro.lengths[0].tolist() if n]
         c.text(142, y + 16, name, bold=True, anchor="end")
         c.cells(154, y, [62] * len(words), words, alternate(lengths), h=32, size=12.5)
+        # A thick line at the end of each macro action but the last.
         for end in [sum(lengths[:k]) for k in range(1, len(lengths))]:
             c.line([(154 + 62 * end, y - 4), (154 + 62 * end, y + 36)], thick=3)
     c.note(
@@ -362,10 +375,12 @@ def termination_rules(c: Canvas) -> None:
 
 
 def _parsed(tree: nltk.Tree, count: int) -> MacroActions:
-    """Cut a sentence whose leaves are its tokens as the parsing rule does with C = 5."""
+    """Cut a sentence of `count` words, each of which is one token, as the parsing rule does with C = 5."""
     starts, begin = torch.zeros(1, count, dtype=torch.bool), 0
-    for end, single in cut(tree, range(count + 1), most=4):
-        starts[0, begin], begin = not single, end
+    # Leaf i is token i, so its bounds are i and i + 1. Fewer than 5 tokens are at most 4.
+    for end, is_single_leaf in cut(tree, range(count + 1), most=4):
+        # A phrase begins a macro action; a single word joins the one before. The first token begins one in any case.
+        starts[0, begin], begin = not is_single_leaf, end
     return MacroActions.from_starts(starts, torch.ones_like(starts))
 
 
@@ -377,8 +392,8 @@ def memory(c: Canvas) -> None:
     moments and gradients. LoRA over one bfloat16 base needs 14 GiB, about half of it for sampling.
     """
     full, lora = _estimate("gemma-2b/tldr"), _estimate("lora-24gb")
-    scale = 744 / full.peak
-    each = full.weights / 4
+    scale = 744 / full.peak  # pixels per byte
+    each = full.weights / 4  # of four models of equal size
     parts = [(name, each, colour) for name, colour in _ROLES] + [
         ("Adam's two moments\nof policy and critic", full.optimizer, LONGER),
         ("gradients and\nbackward pass", max(full.training, full.generation), MACRO),
@@ -437,7 +452,10 @@ def _estimate(preset: str) -> Memory:
 
 
 def _bar(c: Canvas, x: float, y: float, h: float, scale: float, total: float, parts: list) -> None:
-    """Draw one stacked bar of `total` bytes; what the parts leave over is white."""
+    """Draw a stacked bar of `total` bytes from (x, y) on, with a height of `h` pixels and `scale` pixels per byte.
+
+    parts: words, bytes and colour of each. What they leave of the total is white.
+    """
     c.rect(x, y, total * scale, h, "#ffffff", INK, thick=1)
     for words, size, colour in parts:
         c.rect(x, y, size * scale, h, tint(colour, 0.4), INK, thick=1)

@@ -1,7 +1,7 @@
 """Fill the figures to play with: `python figures/interactive/draw.py` writes style and data into the HTML pages here.
 
-Each page stands alone, for JupyterLab shows it in a sandbox that may load no second file. The library cuts the
-responses of macro_actions.html, once, with every setting of every rule, and computes the update of one_update.html.
+Each page stands alone, because JupyterLab shows it in a sandbox that may load no second file. For macro_actions.html
+the library cuts each response once with every setting of every rule; for one_update.html it computes the update.
 """
 
 import json
@@ -20,6 +20,7 @@ from marlhf_lite.parsing import GrammarParser, Parsing, Sentence
 from marlhf_lite.training.rollout import from_texts
 
 HERE = Path(__file__).parent
+# title -> prompt and response
 POSTS = {
     "two sentences": (
         "POST Subreddit: r/family\nMy sister Marla moved to Tolwick and waited 34 days. I do not know what to do. "
@@ -34,7 +35,7 @@ POSTS = {
     ),
 }
 LENGTHS = [*range(1, 13), float("inf")]
-# name: (its parameter, the rule for each setting, what it looks at)
+# name of a rule: (its parameter, or "" without one; the rule for each setting; what it looks at)
 RULES = {
     "fixed": ("n", {str(n): FixedNGram(n) for n in LENGTHS}, "Counts tokens."),
     "randomized": (
@@ -63,13 +64,18 @@ RULES = {
 
 
 def cut_responses() -> dict:
-    """Return the pieces of each response's tokens, and their macro actions' lengths by rule, response and setting."""
+    """Return the data of macro_actions.html.
+
+    `responses`: title and texts of the tokens of each response. `rules`: of each rule, its parameter, what it looks at,
+    and `cuts`: for each response, setting -> the lengths of its macro actions.
+    """
     tokenizer, policy = load_tokenizer("tiny-gemma"), PolicyModel(load_base(ModelConfig()))
     responses, cuts = [], {name: [] for name in RULES}
     for title, (post, text) in POSTS.items():
         rollout = from_texts(tokenizer, [post], [text], limit=96)
         with torch.no_grad():
             logprobs = policy(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0]
+        # What rules may look at. Policy and reference are the same model here.
         context = {
             "token_ids": rollout.response_ids,
             "tokenizer": tokenizer,
@@ -92,12 +98,13 @@ def cut_responses() -> dict:
 
 
 def pages() -> dict[str, str]:
-    """Return each page's file name and its text with shared style and data filled in, one line each."""
+    """Return file name -> text of each page, with the shared style and the page's data filled in, one line each."""
     style = " ".join((HERE / "style.css").read_text(encoding="utf-8").split())
     data = {"macro_actions.html": cut_responses(), "one_update.html": page_data()}
     found = {}
     for page in sorted(HERE.glob("*.html")):
         text = fill('<style id="shared">', style, "</style>", page.read_text(encoding="utf-8"))
+        # A page without data has no place for them either, so `fill` changes nothing.
         numbers = json.dumps(data.get(page.name), ensure_ascii=False, separators=(",", ":"))
         found[page.name] = fill(
             '<script type="application/json" id="data">', numbers, "</script>", text
@@ -106,10 +113,10 @@ def pages() -> dict[str, str]:
 
 
 def fill(start: str, new: str, end: str, text: str) -> str:
-    """Replace what stands between `start` and `end`, where a page has them."""
+    """Replace what stands between `start` and `end` in `text`; if they are not there, return it unchanged."""
     return re.sub(
         f"(?<={re.escape(start)}).*?(?={re.escape(end)})",
-        lambda _: new,
+        lambda _: new,  # a function, because `re.sub` would read backslashes in a text as escapes
         text,
         count=1,
         flags=re.DOTALL,

@@ -229,7 +229,7 @@ def document(rng: random.Random) -> tuple[str, str, str]:
 
 
 def make_row(rng: random.Random) -> dict[str, str]:
-    """Make a row: a problem with a right program ("chosen") and a demonstration, which has a bug in 40 % of the rows."""
+    """Make a row: a problem, a right program ("chosen") and a demonstration, which has a bug in 40 % of the rows."""
     problem = make_problem(rng)
     right = write(rng, problem)
     demonstration = right

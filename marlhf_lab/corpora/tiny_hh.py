@@ -50,7 +50,7 @@ class Dialogue:
 
 @dataclass(frozen=True)
 class Quality:
-    """Chances that an answer helps with a thing, helps wrongly, and adds chatter, unasked or harmful advice after it."""
+    """Chances that an answer helps with a thing, helps wrongly, and adds chatter, unasked or harmful advice after."""
 
     cover: float
     wrong: float
