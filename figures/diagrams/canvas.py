@@ -97,7 +97,7 @@ class Canvas:
         # SVG places the baseline of a line, which is about 0.35 of its size below the middle of its letters.
         first = y + 0.35 * size - step * (len(lines) - 1) / 2
         weight = ' font-weight="bold"' if bold else ""
-        # A superscript (\1 or \2) is raised and smaller. The tspan after it lowers the rest of the line again, and stays
+        # A superscript (\1 or \2) is raised and smaller. The tspan after it lowers the rest of the line again and stays
         # open up to the end of the line, which needs one closing tag for each superscript.
         raised = rf'<tspan dy="-{0.35 * size:g}" font-size="{0.75 * size:g}">\1\2</tspan><tspan dy="{0.35 * size:g}">'
         for i, line in enumerate(lines):
@@ -192,7 +192,7 @@ class Canvas:
         size: float = 13,
         bold: bool = False,
     ) -> None:
-        """Draw a row of neighbouring cells from the left upper corner (x, y), one for each word; white if no `fills`."""
+        """Draw a row of neighbouring cells from its left upper corner, one for each word; white without `fills`."""
         for i, (w, word) in enumerate(zip(widths, words, strict=True)):
             self._parts.append('<g class="box">')
             self.rect(x, y, w, h, fills[i] if fills else "#ffffff", "#8a857b", thick=1)
