@@ -19,7 +19,7 @@ LONG = 600  # characters of an answer that are shown
 def taken(answer: Any) -> Any:
     """Return an answer in the form that the checks take.
 
-    A NumPy array becomes a tensor; if it has floats, a tensor of torch's default type. A function is wrapped: what it
+    A NumPy array of numbers or bools becomes a tensor, floats in torch's default type. A function is wrapped: what it
     returns is converted in the same way, and kept as `returned_last`. Any other answer is returned as it is.
     """
     if isinstance(answer, np.ndarray) and answer.dtype.kind in "fiub":  # floats, integers and bools
