@@ -236,14 +236,17 @@ def run_demo(options: commands.DemoCommand, presets: Sequence[str], words: Seque
     def words_of_act(act: str, folder: str | Path) -> list[str]:
         """Return the user's words, then the preset of an act, no run to resume, and a folder to begin in.
 
-        If the user's words give one of these options as well, the last one counts.
+        If an option is given twice, the last one counts, so these three options win over the user's words.
         """
         preset = f"demo/{act}"
-        if given.get("preset"):  # the user's presets come after that of the act, so they win
+        # The user's presets are kept after that of the act. The last preset that sets an option counts, too, so there
+        # the user's win.
+        if given.get("preset"):
             preset += f",{given['preset']}"
         return [*words, "--resume", "", "--preset", preset, "--output_dir", str(folder)]
 
-    if not options.resume:  # a resumed run has stored the options of its second act
+    # `options` are those of the whole run, so of the second act. A resumed run has them already: they are stored in it.
+    if not options.resume:
         of_second_act = words_of_act("summaries", options.output_dir)
         options, presets = parse_and_name_presets("demo", of_second_act, commands.DemoCommand)
     with RunLock() as lock:

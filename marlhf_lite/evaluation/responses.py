@@ -311,8 +311,8 @@ def evaluate_checkpoints(
 
     Args:
         checkpoints: name to folder, of an adapter or of whole weights.
-        held_out: the prompts, in the order of the rows; their sampling has the temperature if `temperatures` is empty.
-            Answers of an environment or of servers are stored separately.
+        held_out: the prompts, in the order of the rows. If `temperatures` is empty, the temperature is that of its
+            sampling. Answers of an environment or of servers are stored separately.
         samples: responses to each prompt at each temperature.
         model: the base model's name, content and number format, which an adapter's weights do not tell.
 

@@ -115,7 +115,7 @@ class SeededSampling(Sampling):
 
 @torch.no_grad()
 def generate_seeded(model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Rollout:
-    """Return one response to each prompt, drawn with random numbers that come from the response's name.
+    """Return one response to each prompt. Each response has a name, from which its random numbers are computed.
 
     `sampling.seed_names` [B] are the names, such as "seed/prompt/sample"; torch's random state stays unused. If prompts
     are repeated, the model reads each different prompt only once.
@@ -127,6 +127,7 @@ def generate_seeded(model, tokenizer, prompts: Sequence[str], sampling: Sampling
         ids, mask = pad(encode_prompts(tokenizer, different), tokenizer.pad_token_id, left=True)
         device = next(model.parameters()).device
         rows = [row_of_prompt[prompt] for prompt in prompts]
+        # The keys and values of each prompt's tokens but the last, once for each response.
         past = read_all_but_last(model, ids.to(device), mask.to(device), rows)
     uniforms = uniform_numbers(sampling.seed_names, sampling.max_new_tokens)
     seeded = replace(SeededSampling.like(sampling), past=past, uniforms=uniforms)

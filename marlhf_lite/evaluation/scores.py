@@ -277,10 +277,11 @@ def find_baselines(methods: Mapping[str, str], baseline: str) -> dict[str, str]:
 
     Args:
         methods: names as `name_temperatures` gives them, such as "PPO T=0.4", with the method of each.
-        baseline: a method, or one of the names, which all are then compared with. If there is no such method, the
-            first one is the baseline. The names of a single method are compared with the first of them.
+        baseline: a method, or one of the names. If it is a name, all names are compared with it. If it is neither, the
+            first method is the baseline. If there is only one method, its names are compared with the first of them.
     """
-    if baseline in methods:  # one of the names
+    is_a_name = baseline in methods  # whose keys are names
+    if is_a_name:
         return dict.fromkeys(methods, baseline)
     different = list(dict.fromkeys(methods.values()))
     base = baseline if baseline in different else different[0]
@@ -289,8 +290,11 @@ def find_baselines(methods: Mapping[str, str], baseline: str) -> dict[str, str]:
     for name, method in methods.items():
         at_same_temperature = base + name.removeprefix(method)  # such as "SFT" + " T=0.4"
         # A single method would be its own baseline at each temperature, so all its names take the first one.
-        is_there = at_same_temperature in methods and len(different) > 1
-        found[name] = at_same_temperature if is_there else names_of_base[0]
+        has_other_methods = len(different) > 1
+        if at_same_temperature in methods and has_other_methods:
+            found[name] = at_same_temperature
+        else:
+            found[name] = names_of_base[0]
     return found
 
 

@@ -147,15 +147,18 @@ class MacroActions:
 
     def spans(self) -> list[list[tuple[int, int]]]:
         """For each response the (start, end) token positions of its macro actions, end excluded."""
-        # The first token of each macro action is the smallest position among its tokens. Positions of padding go to a
-        # spare column (`_slot`), which is cut off.
+        # The first token of each macro action is the smallest position among its tokens. `_slot` is the number of each
+        # token's macro action; padding has a spare number, whose column is cut off. Numbers that a response does not
+        # use keep 0.
         place = torch.arange(self.ids.shape[1], device=self.ids.device).expand_as(self.ids)
         first = place.new_zeros(len(self.ids), self.width + 1)
         first = first.scatter_reduce(1, self._slot, place, "amin", include_self=False)[:, :-1]
         rows = torch.stack([first, first + self.lengths], dim=2).tolist()
         spans = []
         for row in rows:
-            spans.append([(start, end) for start, end in row if end > start])  # padding is empty
+            spans.append(
+                [(start, end) for start, end in row if end > start]
+            )  # an unused number has no tokens
         return spans
 
     def select(self, rows: Tensor | slice | Sequence[int]) -> "MacroActions":

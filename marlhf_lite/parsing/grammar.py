@@ -38,16 +38,17 @@ class GrammarParser:
     def _parse(self, sentence: str) -> nltk.Tree | None:
         """Return the tree of a sentence, whose leaves are its own words; None if the grammar cannot read it."""
         matches = list(_WORD.finditer(sentence))
-        words_for_classes = [self._word_for_class(match[0]) for match in matches]
-        if not words_for_classes or None in words_for_classes:
+        # One word stands for all words of a class, so that sentences with equal patterns share one parse.
+        stand_ins = [self._stand_in(match[0]) for match in matches]
+        if not stand_ins or None in stand_ins:
             return None
-        tree = self._tree_of_pattern(" ".join(words_for_classes))
+        tree = self._tree_of_pattern(" ".join(stand_ins))
         if tree is None:
             return None
         spans = [match.span() for match in matches]
         return place_leaves(tree, spans, words=[match[0] for match in matches])
 
-    def _word_for_class(self, word: str) -> str | None:
+    def _stand_in(self, word: str) -> str | None:
         """Return the word that stands for all words of this word's class; None for a word that is in no class."""
         if word in self._known_words:
             return _representatives().get(word, word)

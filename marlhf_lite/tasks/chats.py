@@ -84,8 +84,9 @@ class Chat:
     def __call__(self, messages: Sequence[dict]) -> str:
         """Return messages as a prompt, up to the start of the assistant's answer: the same for every answer.
 
-        At the end of a prompt that waits for its answer, some templates write more than before an answer that is there,
-        such as the start of a thought. Then the prompt ends at the first token that differs, as in TRL.
+        Some templates end a prompt in two ways: if the answer is still to come, they write more, such as the start of a
+        thought, than if the answer follows. Then the prompt ends before the first token in which the two differ, as in
+        TRL.
         """
         self._check_once()
         text = self._render(messages, add_generation_prompt=True)

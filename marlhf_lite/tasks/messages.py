@@ -210,11 +210,16 @@ def turns_of_text(prompt: str) -> Turns:
 
 
 def write_transcript(prompt: Turns, answers: Sequence[Turns]) -> tuple[str, list[str]]:
-    """Return a prompt and its answers as `Human:` and `Assistant:` transcripts. Raises `BadRow` for other roles."""
+    """Return a prompt and its answers as `Human:` and `Assistant:` transcripts.
+
+    Raises `BadRow` for what only a chat template can write: other roles, a prompt that does not begin with a message of
+    the user, and tool calls.
+    """
+    begins_with_user = prompt[0]["role"] == "user"
     for turns in (prompt, *answers):
         check_roles(turns, template=None)
         has_other_roles = any(turn["role"] not in _MARKS for turn in turns)
-        if has_other_roles or prompt[0]["role"] != "user":
+        if has_other_roles or not begins_with_user:
             fault = (
                 "the messages do not begin with a user's, or have roles besides user and assistant"
             )

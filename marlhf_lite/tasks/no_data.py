@@ -135,15 +135,17 @@ def refuse_object_that_is_no_row(value) -> None:
         raise InputError("rows under the name rows: write that list as a file of its own")
     if all(isinstance(cell, dict) for cell in cells):
         # {"prompt": {"0": ..., "1": ...}, "chosen": {...}}, or row numbers outside and the names of columns inside
-        different_keys = {tuple(cell) for cell in cells}
-        is_row_of_messages = _is_message(cells[0])
-        if len(different_keys) == 1 and len(cells) > 1 and not is_row_of_messages:
+        have_same_keys = len({tuple(cell) for cell in cells}) == 1
+        is_row_of_messages = _is_message(
+            cells[0]
+        )  # {"prompt": {"role": ..., "content": ...}, "chosen": {...}}
+        if have_same_keys and len(cells) > 1 and not is_row_of_messages:
             raise InputError(f"columns, not rows (pandas' orient columns or index): {RECORDS}")
         # {"prompt": {"0": ..., "1": ...}}, a table of one column
         if len(cells) == 1 and all(str(key).isdigit() for key in cells[0]):
             raise InputError(f"columns, not rows (pandas' orient columns): {RECORDS}")
-    is_table_under_a_name = len(cells) == 1 and not _is_message(cells[0])
-    if is_table_under_a_name:  # {"data": {"prompt": [...], "chosen": [...]}}
+    may_be_table_under_a_name = len(cells) == 1 and not _is_message(cells[0])
+    if may_be_table_under_a_name:  # {"data": {"prompt": [...], "chosen": [...]}}
         refuse_object_that_is_no_row(cells[0])
     if all(isinstance(cell, list) for cell in cells):
         _refuse_lists(value)

@@ -99,7 +99,7 @@ def _convert_row(
             template.source_of_prompt[prompt] = row["prompt"]
         else:  # the template writes messages alone, and most rows have them
             raise BadRow("bad_chat", "text, but most rows are lists of messages")
-    # Of one answer or none, `zip` takes as many names.
+    # There may be only one answer, or none; `zip` ends with the answers.
     named_answers = dict(zip(("chosen", "rejected"), answers, strict=False))
     return templates.checked_row(prompt, **named_answers)
 

@@ -72,6 +72,7 @@ class TrainingLoop:
 
                 has_ended = self._is_beyond_kl_ceiling(row)
                 is_new_best = False
+                # `is_due` knows the last update; a run that ends before it is tested, too.
                 is_test_due = self.is_due(self.config.eval_every, last=has_ended)
                 if self.test_held_out is not None and is_test_due:
                     scores = self.test_held_out()
@@ -81,6 +82,7 @@ class TrainingLoop:
                 is_asked_to_stop = asked_to_stop()
 
                 is_last = has_ended or is_asked_to_stop
+                # A run that is asked to stop writes a checkpoint, but is not tested: it will continue.
                 is_checkpoint_due = self.is_due(self.config.checkpoint_every, last=is_last)
                 if self.save_checkpoint is not None and (is_checkpoint_due or is_new_best):
                     self.save_checkpoint()

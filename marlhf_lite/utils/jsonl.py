@@ -52,11 +52,11 @@ def replaced_at_the_end(path: Path) -> Iterator[Path]:
 
 
 def folder_for_unfinished(path: Path) -> Path:
-    """Return the folder, made if it is missing, in which a file or folder is written before it gets its own name.
+    """Return the folder in which a file or folder is written before it is renamed to `path`.
 
-    If `path` is in a folder that a command has locked, it is one subfolder of that folder, on the same disk. A killed
-    writer leaves its half of a file in this subfolder, and the next command in that run removes the subfolder and
-    nothing else (`RunLock`). Otherwise it is the folder in which `path` is.
+    If a command has locked a folder above `path`, this is one subfolder of the locked folder, on the same disk, which
+    is made if it is missing. A killed writer leaves its half of a file in this subfolder, and the next command in that
+    run removes the subfolder and nothing else (`RunLock`). Without a lock it is the folder in which `path` is.
     """
     # A run is at most four folders above: nothing is deeper in it than run / stage / checkpoints / update / file.
     for folder in list(path.absolute().parents)[:4]:
