@@ -215,9 +215,10 @@ def write_transcript(prompt: Turns, answers: Sequence[Turns]) -> tuple[str, list
     Raises `BadRow` for what only a chat template can write: other roles, a prompt that does not begin with a message of
     the user, and tool calls.
     """
-    begins_with_user = prompt[0]["role"] == "user"
     for turns in (prompt, *answers):
         check_roles(turns, template=None)
+        # The prompt's first message, also if `turns` are an answer, which begins with the assistant's.
+        begins_with_user = prompt[0]["role"] == "user"
         has_other_roles = any(turn["role"] not in _MARKS for turn in turns)
         if has_other_roles or not begins_with_user:
             fault = (
