@@ -287,20 +287,44 @@ def test_a_folder_that_is_not_whole_or_has_a_file_twice_stops(tmp_path, files, p
     fails(lambda: load_task("d"), *parts)
 
 
-@pytest.mark.parametrize("place", ["d", "d/*.jsonl"])
-def test_chosen_and_rejected_answers_in_two_files_stop(tmp_path, place):
-    for side in ("chosen", "rejected"):
+@pytest.mark.parametrize(
+    ("better", "worse", "place"),
+    [
+        ("chosen.jsonl", "rejected.jsonl", "d"),
+        ("chosen.jsonl", "rejected.jsonl", "d/*.jsonl"),
+        ("chosen/part.jsonl", "rejected/part.jsonl", "d"),
+        ("train_accepted.jsonl", "train_rejected.jsonl", "d"),
+        ("chosen.parquet", "rejected.parquet", "d"),
+    ],
+)  # fmt: skip
+def test_chosen_and_rejected_answers_in_two_files_stop(tmp_path, better, worse, place):
+    for name in (better, worse):
         rows = [
-            {"prompt": f"Question {i}?", "response": f" the {side} answer {i}"} for i in range(8)
+            {"prompt": f"Question {i}?", "response": f" the {name} answer {i}"} for i in range(8)
         ]
-        write(tmp_path / "d" / f"{side}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    fails(
-        lambda: load_task(place),
-        "d/chosen.jsonl and d/rejected.jsonl: two halves of pairs",
-        "one row",
-    )
-    (tmp_path / "d" / "rejected.jsonl").unlink()
+        file = tmp_path / "d" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.suffix == ".parquet":
+            pandas.DataFrame(rows).to_parquet(file)
+        else:
+            write(file, "".join(json.dumps(row) + "\n" for row in rows))
+    fails(lambda: load_task(place), f"d/{better} and d/{worse}: two halves of pairs", "one row")
+    (tmp_path / "d" / worse).unlink()
     assert load_task(place).counts["read"] == 8  # one half alone is data for SFT
+
+
+def test_names_of_halves_are_no_fault_of_pairs_nor_of_the_folder_of_all_files(tmp_path):
+    for name in ("chosen.jsonl", "rejected.jsonl"):  # each has both answers
+        rows = [
+            {"prompt": f"{name} {i}?", "chosen": f" yes {i}", "rejected": f" no {i}"}
+            for i in range(4)
+        ]
+        write(tmp_path / "pairs" / name, "".join(json.dumps(row) + "\n" for row in rows))
+    assert load_task("pairs").counts["read"] == 8
+    for name in ("chosen.jsonl", "more.jsonl"):
+        rows = [{"prompt": f"{name} {i}?", "response": f" yes {i}"} for i in range(4)]
+        write(tmp_path / "rejected" / name, "".join(json.dumps(row) + "\n" for row in rows))
+    assert load_task("rejected").counts["read"] == 8
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,6 @@ def _read_files(paths: Iterable[str], user_columns: str) -> Split:
     accounts: list[FileAccount] = []
     rows_of_files: list[list[dict]] = []
     shape_of_file = {}
-    files_without_pairs: list[str] = []
     for path in paths:
         rows_of_file, account = read_and_account(path)
         if rows_of_file and rows_of_file in rows_of_files:
@@ -168,26 +167,36 @@ def _read_files(paths: Iterable[str], user_columns: str) -> Split:
         rows.extend(rows_of_file)
         accounts.append(account)
         if rows_of_file:
-            form = form_of(columns_of(rows_of_file), user_columns)
-            shape_of_file[account.name] = form.name
-            if "rejected" not in form.columns:
-                files_without_pairs.append(account.name)
+            shape_of_file[account.name] = form_of(columns_of(rows_of_file), user_columns).name
     if len(set(shape_of_file.values())) > 1:
         found = ", ".join(f"{name} ({shape})" for name, shape in shape_of_file.items())
         fix = f"give one of them, such as --dataset {accounts[0].name}"
         raise InputError(f"files with different rows: {found}: {fix}")
-    _refuse_halves_of_pairs(files_without_pairs)
+    _refuse_halves_of_pairs([account.name for account in accounts], rows, user_columns)
     return Split(rows, tuple(accounts))
 
 
-def _refuse_halves_of_pairs(names: Sequence[str]) -> None:
-    """Raise `InputError` if one file has the better answers, by its name, and another one the worse.
+def _refuse_halves_of_pairs(names: Sequence[str], rows: Iterable[dict], user_columns: str) -> None:
+    """Raise `InputError` if one of the files of these rows has the better answers, by its name, and another the worse.
 
-    Read as rows of one kind, the worse answers would be learned like the better ones.
+    Read as rows of one kind, the worse answers would be learned like the better ones. Rows with both answers pass.
     """
-    better = [name for name in names if _NAMES_BETTER_ANSWERS.search(Path(name).stem.lower())]
-    worse = [name for name in names if _NAMES_WORSE_ANSWERS.search(Path(name).stem.lower())]
-    if better and worse and better != worse:
+    has_both_answers = "rejected" in columns_of(rows) or "rejected" in user_columns
+    if has_both_answers or len(names) < 2:
+        return
+    shared_folder = os.path.commonpath([os.path.dirname(name) for name in names])
+    better = []
+    worse = []
+    for name in names:
+        # A folder that all files are in says nothing of their differences.
+        own_name = os.path.relpath(name, shared_folder or ".").lower()
+        names_better = _NAMES_BETTER_ANSWERS.search(own_name)
+        names_worse = _NAMES_WORSE_ANSWERS.search(own_name)
+        if names_better and not names_worse:
+            better.append(name)
+        if names_worse and not names_better:
+            worse.append(name)
+    if better and worse:
         fix = "put the two answers of a prompt into one row, as chosen and rejected, or give one of the files"
         raise InputError(f"{better[0]} and {worse[0]}: two halves of pairs, by their names: {fix}")
 
@@ -334,7 +343,11 @@ def _load_folder(
         has_csv_or_json = isinstance(config, CsvConfig | JsonConfig)
         if not has_csv_or_json:
             _check_files_of_library(folder, used, of_other_kinds)
-            return _splits_of(datasets.load_dataset(plain, **arguments)), left_out
+            splits = _splits_of(datasets.load_dataset(plain, **arguments))
+            for split, files in files_of_split.items():
+                names = [os.path.join(folder, name) for name in files]
+                _refuse_halves_of_pairs(names, splits[split].rows, user_columns)
+            return splits, left_out
     splits = {}
     for split, files in files_of_split.items():
         splits[split] = _read_files([os.path.join(folder, name) for name in files], user_columns)
