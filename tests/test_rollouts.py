@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy
 from marlhf_lite.tasks.answers import encode_answers, encode_continuation, encode_responses
-from marlhf_lite.tasks.tokenization import decode_continuation, encode_prompts, pad
+from marlhf_lite.tasks.padding import pad
+from marlhf_lite.tasks.tokenization import decode_continuation, encode_prompts
 from marlhf_lite.tasks.training_rows import pair_dataset, sft_dataset
 from marlhf_lite.training.rollout import Sampling, from_texts, from_tokens, generate, merged_adapter
 

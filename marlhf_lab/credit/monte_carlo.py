@@ -18,7 +18,8 @@ from transformers import LogitsProcessor
 
 from marlhf_lite.evaluation.sampling import SeededSampling, read_all_but_last
 from marlhf_lite.models.actor_critic import PolicyModel
-from marlhf_lite.tasks.tokenization import encode_prompts, pad
+from marlhf_lite.tasks.padding import pad
+from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.rewards import score_responses
 from marlhf_lite.training.rollout import (
     Rollout,

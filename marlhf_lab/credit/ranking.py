@@ -11,7 +11,8 @@ from marlhf_lab.credit.credit import Critic
 from marlhf_lab.credit.monte_carlo import Reward, halves, monte_carlo_scores, prefixes_at, repeated
 from marlhf_lite.evaluation.statistics import Interval, wilson
 from marlhf_lite.models.actor_critic import PolicyModel, position_ids
-from marlhf_lite.tasks.tokenization import encode_prompts, pad
+from marlhf_lite.tasks.padding import pad
+from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.rollout import Rollout, Sampling, end_of_text, from_tokens
 from marlhf_lite.utils.errors import InputError
 

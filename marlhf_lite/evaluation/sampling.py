@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from marlhf_lite.models.actor_critic import position_ids
-from marlhf_lite.tasks.tokenization import encode_prompts, pad
+from marlhf_lite.tasks.padding import pad
+from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.rollout import Rollout, Sampling, generate
 
 

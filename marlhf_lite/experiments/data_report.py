@@ -13,13 +13,13 @@ from marlhf_lite.experiments.data import (
     read_task,
     token_ids,
 )
-from marlhf_lite.models.tokenizers import load_tokenizer, model_path
+from marlhf_lite.models.tokenizers import load_tokenizer
 from marlhf_lite.tasks.answers import encode_answers
 from marlhf_lite.tasks.embedded import EMBEDDED
 from marlhf_lite.tasks.sources import Found
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.tasks.templates import COLUMNS
-from marlhf_lite.tasks.token_ids import encode_prompts
+from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.utils.quiet import silence_libraries
 
 # The answers that the stages of a whole run read, by part of the data.
@@ -33,7 +33,6 @@ def data_report(options: DataCommand, found: Found | None = None, task: Task | N
     `found` are the rows, if they have been found already, and `task` are the data, if they have been loaded.
     """
     silence_libraries()
-    model_path(options.model)  # raises if there is no such model
     tokenizer = load_tokenizer(options.model)
     task, notes = read_task(options, tokenizer, found=found, task=task)
     lengths = _quantiles_of_lengths(task, tokenizer)  # before anything is cut or dropped

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Sequence
 
-from marlhf_lite.tasks.token_ids import COLON, LINE_BREAK, encode_prompts
+from marlhf_lite.tasks.tokenization import COLON, LINE_BREAK, encode_prompts
 
 
 def encode_answers(

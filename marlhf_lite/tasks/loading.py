@@ -25,7 +25,7 @@ from marlhf_lite.tasks.sources import (
 )
 from marlhf_lite.tasks.splits import Task, check_part_is_known, draw, make_task
 from marlhf_lite.tasks.templates import Form
-from marlhf_lite.tasks.token_ids import encode_prompts
+from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.utils.errors import InputError
 
 # Options that `load_task` takes by these names.

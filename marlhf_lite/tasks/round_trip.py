@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from marlhf_lite.tasks.answers import encode_continuation
-from marlhf_lite.tasks.token_ids import decode_continuation
+from marlhf_lite.tasks.tokenization import decode_continuation
 
 BATCH = 1000
 SHOWN = 24  # characters to show of a text, half of them before the first one that differs

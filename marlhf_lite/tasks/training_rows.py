@@ -6,7 +6,7 @@ import datasets
 
 from marlhf_lite.tasks.answers import encode_answers, encode_continuation, encode_responses
 from marlhf_lite.tasks.observations import make_message
-from marlhf_lite.tasks.token_ids import encode_prompts
+from marlhf_lite.tasks.tokenization import encode_prompts
 
 
 def sft_dataset(tokenizer, rows: datasets.Dataset, limit: int) -> datasets.Dataset:

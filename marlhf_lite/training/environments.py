@@ -21,8 +21,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from marlhf_lite.tasks.answers import encode_continuation
 from marlhf_lite.tasks.observations import make_message
+from marlhf_lite.tasks.padding import pad
 from marlhf_lite.tasks.prompts import RowColumns
-from marlhf_lite.tasks.tokenization import decode_continuation, encode_prompts, pad
+from marlhf_lite.tasks.tokenization import decode_continuation, encode_prompts
 from marlhf_lite.training.distributed import is_sharded, raise_on_all_ranks
 from marlhf_lite.training.rollout import Rollout, Sampling, from_tokens, sample
 from marlhf_lite.utils.contents import code_hash

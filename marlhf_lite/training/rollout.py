@@ -19,7 +19,8 @@ from marlhf_lite.models.actor_critic import unwrap_peft
 from marlhf_lite.models.fast.decoding import decode, has_plain_cache
 from marlhf_lite.models.fast.switch import levers_of_model
 from marlhf_lite.models.tied import PEFT_CANNOT_MERGE, tied_layers
-from marlhf_lite.tasks.tokenization import decode_continuation, encode_prompts, pad
+from marlhf_lite.tasks.padding import pad
+from marlhf_lite.tasks.tokenization import decode_continuation, encode_prompts
 from marlhf_lite.training.distributed import is_sharded
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.less_memory import in_batches
