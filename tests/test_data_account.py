@@ -216,7 +216,7 @@ LOOKALIKES = [
     *((name, TAR, "unpack it by tar -xf") for name in ("a.tar", "a.jsonl")),
     *((name, b"PK\x03\x04\x14", "unpack it and give the file in it") for name in ("a.zip", "a.jsonl.zip", "a.xlsx")),
     ("a.jsonl.zst", b"\x28\xb5\x2f\xfd", "zstd -d"),
-    ("a.tar.gz", gzip.compress(TAR), "unknown extension '.tar.gz'"),
+    ("a.tar.gz", gzip.compress(TAR, mtime=0), "unknown extension '.tar.gz'"),
     ("a.txt", TABLE, "unknown extension '.txt'"),
     ("a.csv", "prompt,chosen\n为什么天空是蓝色的,因为瑞利散射\n".encode("gbk"), "iconv -f gb18030 -t utf-8"),
     ("a.csv", "prompt,chosen\nなぜ空は青いのですか,わかりません\n".encode("cp932"), "iconv -f cp932 -t utf-8"),
