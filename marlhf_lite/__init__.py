@@ -24,7 +24,7 @@ records -> figures.
 
 import logging
 
-__version__ = "1.0.0"
+__version__ = "1.1.0"
 
 # Where it is installed, bitsandbytes warns at its import of a kernel for CPUs that nothing here uses.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
